@@ -429,7 +429,17 @@ class RecipePages:
         text = inspect.getdoc(config) or ""
         if self.chinese is None:
             return text
-        return self.chinese["kinds"][text.partition("\n\n")[0].replace("\n", " ")].strip()
+        return self._translate("kinds", text.partition("\n\n")[0].replace("\n", " ")).strip()
+
+    def _translate(self, table: str, text: str) -> str:
+        """The text of a key or a kind in the language of the pages."""
+        if self.chinese is None:
+            return text
+        if text not in self.chinese[table]:
+            raise SystemExit(
+                f"messages/recipe_zh.toml has no Chinese text in [{table}] for: {text}"
+            )
+        return self.chinese[table][text]
 
     def _summary(self, config: type[BaseModel]) -> str:
         """The first paragraph of the text, as one line of a table."""
@@ -444,8 +454,7 @@ class RecipePages:
             is_table = default is None or isinstance(default, BaseModel)
             shown = "" if is_table else f"`{_toml(default)}`"
             text = field.description or ""
-            text = self.chinese["keys"][text] if self.chinese and text else text
-            text = text.replace("|", "\\|")
+            text = self._translate("keys", text).replace("|", "\\|") if text else ""
             kind = self._type(field.annotation)
             rows.append(f"| `{prefix}{name}` | {shown} | {kind} | {text} |")
         return "\n".join(rows)
