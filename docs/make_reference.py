@@ -15,10 +15,11 @@ import argparse
 import inspect
 import json
 import os
+import posixpath
 import re
 import runpy
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +35,7 @@ from trivium.explain import list_topics, load_topic
 from trivium.interop.convert import nearest_config
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import spec_to_config
-from trivium.messages import load_chinese_help
+from trivium.messages import load_chinese_help, load_chinese_recipe
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
@@ -101,7 +102,6 @@ HF_SIZES = DOCS.parent / "tests" / "interop" / "hf_sizes.py"
 FAMILIES_MARK = "<!-- families: written by docs/make_reference.py -->"
 MANY_KINDS = 10
 """A table of the recipe with more kinds, or a command with more subcommands, has a page each."""
-PART_COLUMNS = "| key | default | takes |\n|---|---|---|"
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
 
@@ -125,6 +125,88 @@ WORDS = {
     },
 }
 """What pages about commands say beside the texts of `--help`, by language."""
+RECIPE_WORDS = {
+    "en": {
+        "title": "The recipe",
+        "about": "A recipe is one TOML file, for pretraining and fine-tuning alike; `--set` takes "
+        "the same keys (`--set train.steps=500`). An unknown key is an error that names the "
+        "nearest one. A key without a default follows from the model and the data; the run writes "
+        "all of them to `recipe.toml` in its folder. Shipped with the package: {}.",
+        "table": "table",
+        "kinds": "Kinds: {}.",
+        "kind of": "The `kind` of {} is one of:",
+        "kind below": "The `kind` of {} is one of the following.",
+        "kind": "kind",
+        "comma": ", ",
+        "key": "key",
+        "default": "default",
+        "takes": "takes",
+        "or": " or ",
+        "parts link": "[Parts of a model](parts/index.md) lists what `model.embedding`, "
+        "`model.encoder` and `model.decoder` can change.",
+        "outside": "Keys outside the tables",
+        "chosen": "What is chosen for a preset",
+        "chosen for": "What a recipe leaves open follows from the model and the data. For a preset "
+        "and a few megabytes of text (a vocabulary of 8,192 tokens, 2,000 steps, rows of 128 "
+        "tokens):",
+        "chosen columns": "preset | objective | tokenizer | optimizer | learning rate | schedule | "
+        "tokens per step",
+        "all keys": "All keys of `trivium pretrain bert-mini --data my_texts/`, as its "
+        "`recipe.toml` has them:",
+        "parts": "Parts of a model",
+        "parts about": "What `model.embedding`, `model.encoder` and `model.decoder` take, for "
+        "example `--set model.decoder.layers.mixer.pattern.kind=sliding --set "
+        "model.decoder.layers.mixer.pattern.window=128`. A key of `layers` is set in every layer "
+        "whose part has the key; `first_layers`, which come before `layers` and are not repeated, "
+        "take the same keys. Where a place has several kinds, a new kind starts without the keys "
+        "of the old one. Stacks of an encoder are as those of a decoder. An activation is one of "
+        "{}, or a table of kind `swish`. An RNN preset takes `model.cell`: {}.",
+        "mixer kinds": "The `kind` of a mixer is one of:",
+    },
+    "zh": {
+        "title": "配方的键",
+        "about": "配方是一个 TOML 文件，预训练和微调用同一种格式；`--set` 接受同样的键"  # noqa: RUF001
+        "（`--set train.steps=500`）。写错的键会报错，并指出最接近的键。"  # noqa: RUF001
+        "没有默认值的键由模型和数据决定，训练会把所有键写进文件夹里的 `recipe.toml`。"  # noqa: RUF001
+        "最常用的键见[配方](../../recipe.md)。随包提供的配方：{}。",  # noqa: RUF001
+        "table": "表",
+        "kinds": "种类：{}。",  # noqa: RUF001
+        "kind of": "{} 的 `kind` 是下列之一：",  # noqa: RUF001
+        "kind below": "{} 的 `kind` 是下列之一。",
+        "kind": "种类",
+        "comma": "、",
+        "key": "键",
+        "default": "默认",
+        "takes": "取值",
+        "or": " 或 ",
+        "integer": "整数",
+        "number": "数",
+        "string": "字符串",
+        "true or false": "true 或 false",
+        "list": "列表",
+        "parts link": "[模型的部件](parts/index.md)列出 `model.embedding`、`model.encoder` 和 "
+        "`model.decoder` 可以修改什么。",
+        "outside": "各表以外的键",
+        "chosen": "各预设采用的值",
+        "chosen for": "配方没有写明的值由模型和数据决定。对于一个预设和几 MB 文本"
+        "（词表 8,192 个词元，2,000 步，每行 128 个词元）：",  # noqa: RUF001
+        "chosen columns": "预设 | 训练目标 | 分词器 | 优化器 | 学习率 | 学习率的变化 | "
+        "每步的词元数",
+        "all keys": "`trivium pretrain bert-mini --data my_texts/` 的全部键，"  # noqa: RUF001
+        "与它的 `recipe.toml` 相同：",  # noqa: RUF001
+        "parts": "模型的部件",
+        "parts about": "`model.embedding`、`model.encoder` 和 `model.decoder` 可以用的键，例如 "  # noqa: RUF001
+        "`--set model.decoder.layers.mixer.pattern.kind=sliding --set "
+        "model.decoder.layers.mixer.pattern.window=128`。`layers` 的一个键设给部件中有这个键的"
+        "所有层；`first_layers` 在 `layers` 之前，不重复，键也相同。"  # noqa: RUF001
+        "一处有几个种类时，换了种类就不再有原来种类的键。"  # noqa: RUF001
+        "编码器的层与解码器的相同。激活函数是 {}，或种类为 `swish` 的表。"  # noqa: RUF001
+        "循环网络的预设可以设 `model.cell`：{}。",  # noqa: RUF001
+        "mixer kinds": "混合器的 `kind` 是下列之一：",  # noqa: RUF001
+        "english": "公式的推导、例子和出处见[英文页]({})。",
+    },
+}
+"""What pages about the recipe say beside docstrings and descriptions of keys, by language."""
 
 
 def command_pages(language: str = "en") -> dict[str, str]:
@@ -219,12 +301,12 @@ def preset_rows() -> str:
 
 
 def keys() -> str:
-    """src/trivium/cli/keys.json: the keys of tasks with their help, and the keys of recipes."""
+    """src/trivium/cli/keys.json: the keys of tasks, described, and the keys of recipes."""
     recipe = dict.fromkeys(key.name for key in iter_keys(Recipe))
     stored = {
         "tasks": {
             kind: [
-                [key.name, _key_help(key)]
+                [key.name, key.description, _default(key)]
                 for key in iter_keys(Objective.kinds[kind])
                 if key.name != "kind"
             ]
@@ -237,10 +319,9 @@ def keys() -> str:
     return json.dumps(stored, indent=1) + "\n"
 
 
-def _key_help(key: ConfigKey) -> str:
+def _default(key: ConfigKey) -> str:
     unset = key.default is False or key.default in (None, "", "none", ())
-    default = "" if unset else f" [default: {key.default}]"
-    return f"{key.description[:1].upper()}{key.description[1:]}.{default}"
+    return "" if unset else str(key.default)
 
 
 def topics() -> str:
@@ -263,78 +344,206 @@ STORED = {"topics": topics, "keys": keys, "presets": preset_rows, "completion": 
 """JSON file of the command line -> the function that makes it; completion reads the others."""
 
 
-def recipe_pages() -> dict[str, str]:
-    """docs/reference/recipe/: an index, and a page per table with every key and its default.
+class RecipePages:
+    """The pages of docs/reference/recipe/, or with "zh" those of docs/zh/reference/recipe/.
 
-    A table of many kinds, such as [objective], is a folder: an index, and a page per kind.
+    There is an index, and a page per table with every key and its default. A table of many kinds,
+    such as [objective], is a folder: an index, and a page per kind.
     """
-    shipped = ", ".join(f"`{name}`" for name in builtin_recipes())
-    fields = Recipe.model_fields
-    top_level = {name: f for name, f in fields.items() if not list(config_classes(f.annotation))}
-    pages: dict[str, list[str]] = {}
-    rows = []
-    for name, field in fields.items():
-        classes = list(config_classes(field.annotation))
-        if not classes:
-            continue
-        table = f"[[{name}]]" if "tuple" in str(field.annotation) else f"[{name}]"
-        head = [f"# {table}", *([field.description or ""] if len(classes) > 1 else [])]
-        if len(classes) > MANY_KINDS:
-            kinds = {config.model_fields["kind"].default: config for config in classes}
-            lines = [f"| [`{kind}`]({kind}.md) | {_summary(one)} |" for kind, one in kinds.items()]
-            list_of_kinds = "\n".join(["| kind | |", "|---|---|", *lines])
-            pages[f"{name}/index"] = [*head, f"The `kind` of {table} is one of:", list_of_kinds]
-            for kind, config in kinds.items():
-                heading = f'# {table} kind = "{kind}"'
-                pages[f"{name}/{kind}"] = [heading, *_table(name, config, "##")]
-        elif len(classes) > 1:
-            pages[name] = [*head, f"The `kind` of {table} is one of the following."]
-            for config in classes:
-                heading = f'## kind = "{config.model_fields["kind"].default}"'
-                pages[name] += [heading, *_table(name, config, "###")]
-        else:
-            pages[name] = [*head, *_table(name, classes[0], "##")]
-        target = f"{name}/index.md" if len(classes) > MANY_KINDS else f"{name}.md"
-        text = _summary(classes[0])
-        if len(classes) > 1:
-            named = (f"`{config.model_fields['kind'].default}`" for config in classes)
-            text = f"Kinds: {', '.join(named)}."
-        rows.append(f"| [`{table}`]({target}) | {text} |")
-    pages |= model_parts()
-    pages["index"] = [
-        "# The recipe",
-        "A recipe is one TOML file, for pretraining and fine-tuning alike; `--set` takes the same "
-        "keys (`--set train.steps=500`). An unknown key is an error that names the nearest one. A "
-        "key without a default follows from the model and the data; the run writes all of them to "
-        f"`recipe.toml` in its folder. Shipped with the package: {shipped}.",
-        "\n".join(["| table | |", "|---|---|", *rows]),
-        "[Parts of a model](parts/index.md) lists what `model.embedding`, `model.encoder` and "
-        "`model.decoder` can change.",
-        "## Keys outside the tables",
-        _keys(top_level, ""),
-        resolved(),
-    ]
-    return {f"reference/recipe/{name}.md": _page(parts) for name, parts in pages.items()}
+
+    def __init__(self, language: str = "en") -> None:
+        self.words = RECIPE_WORDS[language]
+        self.folder = "reference/recipe" if language == "en" else "zh/reference/recipe"
+        self.chinese = load_chinese_recipe() if language == "zh" else None
+
+    def make(self) -> dict[str, str]:
+        """Return the text of every page, by its path in docs/."""
+        words, fields = self.words, Recipe.model_fields
+        top_level = {
+            name: field for name, field in fields.items() if not [*config_classes(field.annotation)]
+        }
+        pages: dict[str, list[str]] = {}
+        rows = []
+        for name, field in fields.items():
+            classes = list(config_classes(field.annotation))
+            if not classes:
+                continue
+            table = f"[[{name}]]" if "tuple" in str(field.annotation) else f"[{name}]"
+            kinds = {one.model_fields["kind"].default: one for one in classes[1:] and classes}
+            target = f"{name}.md"
+            text = words["kinds"].format(words["comma"].join(f"`{kind}`" for kind in kinds))
+            if len(kinds) > MANY_KINDS:
+                target = f"{name}/index.md"
+                listed = self._list_kinds(kinds)
+                pages[f"{name}/index"] = [f"# {table}", words["kind of"].format(table), listed]
+                for kind, config in kinds.items():
+                    page = f"{name}/{kind}"
+                    heading = f'# {table} kind = "{kind}"'
+                    pages[page] = [heading, *self._table(page, name, config, "##")]
+            elif kinds:
+                pages[name] = [f"# {table}", words["kind below"].format(table)]
+                for kind, config in kinds.items():
+                    heading = f'## kind = "{kind}"'
+                    pages[name] += [heading, *self._table(name, name, config, "###")]
+            else:
+                pages[name] = [f"# {table}", *self._table(name, name, classes[0], "##")]
+                text = self._summary(classes[0])
+            rows.append(f"| [`{table}`]({target}) | {text} |")
+        shipped = words["comma"].join(f"`{name}`" for name in builtin_recipes())
+        pages |= self._parts()
+        pages["index"] = [
+            f"# {words['title']}",
+            words["about"].format(shipped),
+            "\n".join([f"| {words['table']} | |", "|---|---|", *rows]),
+            words["parts link"],
+            f"## {words['outside']}",
+            self._keys(top_level, ""),
+            *self._chosen(),
+        ]
+        return {f"{self.folder}/{name}.md": _page(parts) for name, parts in pages.items()}
+
+    def _list_kinds(self, kinds: Mapping[str, type[BaseModel]]) -> str:
+        rows = [f"| [`{kind}`]({kind}.md) | {self._summary(one)} |" for kind, one in kinds.items()]
+        return "\n".join([f"| {self.words['kind']} | |", "|---|---|", *rows])
+
+    def _table(self, page: str, name: str, config: type[BaseModel], heading: str) -> Iterator[str]:
+        """The description and the keys of one table, or of one of its kinds."""
+        yield self._text(config)
+        if self.chinese and "\nSource: " in (inspect.getdoc(config) or ""):
+            here = posixpath.dirname(f"{self.folder}/{page}")
+            yield self.words["english"].format(
+                posixpath.relpath(f"reference/recipe/{page}.md", here)
+            )
+        own = {key: f for key, f in config.model_fields.items() if key != "kind"}
+        yield self._keys(own, f"{name}.")
+        for key, inner in own.items():
+            is_list = "tuple" in str(inner.annotation)
+            for member in config_classes(inner.annotation) if is_list else ():
+                yield f'{heading} {name}.{key}, kind = "{member.model_fields["kind"].default}"'
+                yield self._text(member)
+                keys = {k: f for k, f in member.model_fields.items() if k != "kind"}
+                yield self._keys(keys, f"{name}.{key}[].")
+
+    def _text(self, config: type[BaseModel]) -> str:
+        """The docstring of a table or kind, or its Chinese text."""
+        text = inspect.getdoc(config) or ""
+        if self.chinese is None:
+            return text
+        return self._translate("kinds", text.partition("\n\n")[0].replace("\n", " ")).strip()
+
+    def _translate(self, table: str, text: str) -> str:
+        """The text of a key or a kind in the language of the pages."""
+        if self.chinese is None:
+            return text
+        if text not in self.chinese[table]:
+            raise SystemExit(
+                f"messages/recipe_zh.toml has no Chinese text in [{table}] for: {text}"
+            )
+        return self.chinese[table][text]
+
+    def _summary(self, config: type[BaseModel]) -> str:
+        """The first paragraph of the text, as one line of a table."""
+        return self._text(config).partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+    def _keys(self, fields: dict[str, FieldInfo], prefix: str) -> str:
+        if not fields:
+            return ""
+        rows = [self._columns("key", "default", "takes", "")]
+        for name, field in fields.items():
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            is_table = default is None or isinstance(default, BaseModel)
+            shown = "" if is_table else f"`{_toml(default)}`"
+            text = field.description or ""
+            text = self._translate("keys", text).replace("|", "\\|") if text else ""
+            kind = self._type(field.annotation)
+            rows.append(f"| `{prefix}{name}` | {shown} | {kind} | {text} |")
+        return "\n".join(rows)
+
+    def _columns(self, *names: str) -> str:
+        heads = " | ".join(self.words[name] if name else "" for name in names)
+        return f"| {heads} |".replace("|  |", "| |") + "\n" + "|---" * len(names) + "|"
+
+    def _type(self, annotation: Any) -> str:
+        """What a key takes, in the words of TOML."""
+        choices = getattr(annotation, "__args__", ())
+        origin = getattr(annotation, "__origin__", None)
+        if hasattr(annotation, "__metadata__"):
+            return self._type(origin)
+        if choices and all(isinstance(choice, str | int) for choice in choices):
+            return self.words["comma"].join(f"`{_toml(choice)}`" for choice in choices)
+        if choices and origin not in (dict, tuple):
+            kinds = [self._type(one) for one in choices if one is not type(None)]
+            return self.words["or"].join(dict.fromkeys(kinds))
+        names = {int: "integer", float: "number", str: "string", bool: "true or false"}
+        name = "list" if origin is tuple else names.get(annotation, "table")
+        return self.words.get(name, name)
+
+    def _chosen(self) -> Iterator[str]:
+        """What a preset's recipe leaves open, as it is chosen for a few megabytes of text."""
+        columns = self.words["chosen columns"]
+        rows = [f"| {columns} |", "|---" * len(columns.split(" | ")) + "|"]
+        for preset in (*PRESETS, "lstm-mini", "bert-base", "gpt2"):
+            recipe = _complete(preset)
+            optimizer = recipe.optimizer
+            parts = (
+                recipe.objective.kind,
+                recipe.tokenizer.kind,
+                optimizer.kind,
+                f"{optimizer.lr:.2g}",
+            )
+            cells = (preset, *parts, recipe.schedule.kind, f"{recipe.train.batch_tokens:,}")
+            rows.append(f"| {' | '.join(f'`{cell}`' for cell in cells)} |")
+        yield f"## {self.words['chosen']}"
+        yield self.words["chosen for"]
+        yield "\n".join(rows)
+        yield self.words["all keys"]
+        yield f"```toml\n{_complete('bert-mini').to_toml().strip()}\n```"
+
+    def _parts(self) -> dict[str, list[str]]:
+        """Every part of a Transformer that `model.embedding`, `.encoder`, `.decoder` can change."""
+        words, columns = self.words, self._columns("key", "default", "takes")
+        lists = (
+            words["comma"].join(f"`{name}`" for name in names)
+            for names in (ACTIVATIONS, get_args(Cell))
+        )
+        index = [f"# {words['parts']}", words["parts about"].format(*lists)]
+        for path, part in (("model.embedding", spec.Embedding), ("model.decoder", spec.Stack)):
+            index += [f"## {path}", columns + "".join(self._part_rows(path, part))]
+        pages = {"parts/index": index}
+        mixers = dict.fromkeys(_parts_in(spec.Layer.model_fields["mixer"].annotation))
+        kinds = {mixer.model_fields["kind"].default: mixer for mixer in mixers}
+        for kind, mixer in kinds.items():
+            rows = "".join(self._part_rows("model.decoder.layers.mixer", mixer))
+            pages[f"parts/{kind}"] = [f'# mixer.kind = "{kind}"', columns + rows]
+        listed = self._list_kinds(kinds)
+        index += ["## model.decoder.layers.mixer", words["mixer kinds"], listed]
+        return pages
+
+    def _part_rows(self, path: str, part: type[spec.Part]) -> Iterator[str]:
+        """The rows of a part's keys, and of the parts inside."""
+        kind = part.model_fields.get("kind")
+        if kind is not None:
+            yield f'\n| `{path}.kind` | `"{kind.default}"` | {self._summary(part)} |'
+        for name, field in part.model_fields.items():
+            inner = list(dict.fromkeys(_parts_in(field.annotation)))
+            if part in inner or name in ("first_layers", "mixer"):  # described elsewhere
+                inner = []
+            if name != "kind" and not inner:
+                is_unset = field.is_required() or field.default is None
+                shown = "" if is_unset else f"`{_toml(field.default)}`"
+                yield f"\n| `{path}.{name}` | {shown} | {self._type(field.annotation)} |"
+            for one in inner:
+                yield from self._part_rows(f"{path}.{name}", one)
 
 
-def _table(name: str, config: type[BaseModel], heading: str) -> Iterator[str]:
-    """The description and the keys of one table, or of one of its kinds."""
-    yield inspect.getdoc(config) or ""
-    own = {key: f for key, f in config.model_fields.items() if key != "kind"}
-    yield _keys(own, f"{name}.")
-    for key, inner in own.items():
-        is_list = "tuple" in str(inner.annotation)
-        for member in config_classes(inner.annotation) if is_list else ():
-            yield f'{heading} {name}.{key}, kind = "{member.model_fields["kind"].default}"'
-            yield inspect.getdoc(member) or ""
-            keys = {k: f for k, f in member.model_fields.items() if k != "kind"}
-            yield _keys(keys, f"{name}.{key}[].")
+def recipe_pages() -> dict[str, str]:
+    """The pages of docs/reference/recipe/."""
+    return RecipePages().make()
 
 
-def _summary(config: type[BaseModel]) -> str:
-    """The first paragraph of a docstring, as one line of a table."""
-    paragraph = (inspect.getdoc(config) or "").partition("\n\n")[0]
-    return paragraph.replace("\n", " ").replace("|", "\\|")
+def chinese_recipe_pages() -> dict[str, str]:
+    """The pages of docs/zh/reference/recipe/."""
+    return RecipePages("zh").make()
 
 
 def published_recipes_page() -> dict[str, str]:
@@ -374,89 +583,12 @@ def published_recipes_page() -> dict[str, str]:
     return {"published_recipes.md": text}
 
 
-def model_parts() -> dict[str, list[str]]:
-    """Every part of a Transformer that `model.embedding`, `.encoder` and `.decoder` can change."""
-    index = [
-        "# Parts of a model",
-        "What `model.embedding`, `model.encoder` and `model.decoder` take, for example "
-        "`--set model.decoder.layers.mixer.pattern.kind=sliding --set "
-        "model.decoder.layers.mixer.pattern.window=128`. A key of `layers` is set in every layer "
-        "whose part has the key; `first_layers`, which come before `layers` and are not repeated, "
-        "take the same keys. Where a place has several kinds, a new kind starts without the keys "
-        "of the old one. Stacks of an encoder are as those of a decoder. "
-        f"An activation is one of {', '.join(f'`{name}`' for name in ACTIVATIONS)}, or a table "
-        "of kind `swish`. An RNN preset takes `model.cell`: "
-        f"{', '.join(f'`{cell}`' for cell in get_args(Cell))}.",
-    ]
-    for path, part in (("model.embedding", spec.Embedding), ("model.decoder", spec.Stack)):
-        index += [f"## {path}", PART_COLUMNS + "".join(_part_rows(path, part))]
-    pages = {"parts/index": index}
-    mixers = list(dict.fromkeys(_parts_in(spec.Layer.model_fields["mixer"].annotation)))
-    for mixer in mixers:
-        rows = "".join(_part_rows("model.decoder.layers.mixer", mixer))
-        kind = mixer.model_fields["kind"].default
-        pages[f"parts/{kind}"] = [f'# mixer.kind = "{kind}"', PART_COLUMNS + rows]
-    kinds = {mixer.model_fields["kind"].default: _summary(mixer) for mixer in mixers}
-    lines = [f"| [`{kind}`]({kind}.md) | {summary} |" for kind, summary in kinds.items()]
-    index += [
-        "## model.decoder.layers.mixer",
-        "The `kind` of a mixer is one of:",
-        "\n".join(["| kind | |", "|---|---|", *lines]),
-    ]
-    return pages
-
-
-def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
-    """The rows of a part's keys, and of the parts inside."""
-    kind = part.model_fields.get("kind")
-    if kind is not None:
-        yield f'\n| `{path}.kind` | `"{kind.default}"` | {_summary(part)} |'
-    for name, field in part.model_fields.items():
-        inner = list(dict.fromkeys(_parts_in(field.annotation)))
-        if part in inner or name in ("first_layers", "mixer"):  # described elsewhere
-            inner = []
-        if name != "kind" and not inner:
-            default = "" if field.is_required() or field.default is None else _toml(field.default)
-            shown = f"`{default}`" if default else ""
-            yield f"\n| `{path}.{name}` | {shown} | {_type(field.annotation)} |"
-        for one in inner:
-            yield from _part_rows(f"{path}.{name}", one)
-
-
 def _parts_in(annotation: Any) -> Iterator[type[spec.Part]]:
     if isinstance(annotation, type) and issubclass(annotation, spec.Part):
         is_choice = issubclass(annotation, Choice) and not annotation.is_member()
         yield from annotation.kinds.values() if is_choice else [annotation]
     for choice in getattr(annotation, "__args__", ()):
         yield from _parts_in(choice)
-
-
-def resolved() -> str:
-    """What a preset's recipe leaves open, as it is chosen for a few megabytes of text."""
-    names = ("preset", "objective", "tokenizer", "optimizer", "learning rate", "schedule")
-    rows = [f"| {' | '.join(names)} | tokens per step |", "|---|---|---|---|---|---|---|"]
-    for preset in (*PRESETS, "lstm-mini", "bert-base", "gpt2"):
-        recipe = _complete(preset)
-        optimizer = recipe.optimizer
-        parts = (
-            recipe.objective.kind,
-            recipe.tokenizer.kind,
-            optimizer.kind,
-            f"{optimizer.lr:.2g}",
-        )
-        cells = (preset, *parts, recipe.schedule.kind, f"{recipe.train.batch_tokens:,}")
-        rows.append(f"| {' | '.join(f'`{cell}`' for cell in cells)} |")
-    return "\n\n".join(
-        [
-            "## What is chosen for a preset",
-            "What a recipe leaves open follows from the model and the data. For a preset and a few "
-            "megabytes of text (a vocabulary of 8,192 tokens, 2,000 steps, rows of 128 tokens):",
-            "\n".join(rows),
-            "All keys of `trivium pretrain bert-mini --data my_texts/`, as its `recipe.toml` has "
-            "them:",
-            f"```toml\n{_complete('bert-mini').to_toml().strip()}\n```",
-        ]
-    )
 
 
 def _complete(preset: str) -> Recipe:
@@ -469,18 +601,6 @@ def _complete(preset: str) -> Recipe:
     return defaults.complete(recipe, spec)
 
 
-def _keys(fields: dict[str, FieldInfo], prefix: str) -> str:
-    if not fields:
-        return ""
-    rows = ["| key | default | takes | |", "|---|---|---|---|"]
-    for name, field in fields.items():
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        shown = "" if default is None or isinstance(default, BaseModel) else f"`{_toml(default)}`"
-        description = (field.description or "").replace("|", "\\|")
-        rows.append(f"| `{prefix}{name}` | {shown} | {_type(field.annotation)} | {description} |")
-    return "\n".join(rows)
-
-
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -491,23 +611,6 @@ def _toml(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(one) for one in value)}]"
     return f"{value:_}" if isinstance(value, int) else str(value)
-
-
-def _type(annotation: Any) -> str:
-    """What a key takes, in the words of TOML."""
-    choices = getattr(annotation, "__args__", ())
-    origin = getattr(annotation, "__origin__", None)
-    if hasattr(annotation, "__metadata__"):
-        return _type(origin)
-    if choices and all(isinstance(choice, str | int) for choice in choices):
-        return ", ".join(f"`{_toml(choice)}`" for choice in choices)
-    if origin is tuple:
-        return "list"
-    if choices and origin is not dict:
-        kinds = [_type(one) for one in choices if one is not type(None)]
-        return " or ".join(dict.fromkeys(kinds))
-    names = {int: "integer", float: "number", str: "string", bool: "true or false"}
-    return names.get(annotation, "table")
 
 
 def _command(name: str, command: Any, words: dict[str, str]) -> Iterator[str]:
@@ -630,12 +733,18 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "cli": command_pages,
     "cli-zh": chinese_command_pages,
     "recipe": recipe_pages,
+    "recipe-zh": chinese_recipe_pages,
     "published": published_recipes_page,
     "names": names_pages,
     "families": index_page,
 }
 """What `--only` takes -> the function that makes the pages, by their path in docs/."""
-FOLDERS = {"cli": "reference/cli", "cli-zh": "zh/reference/cli", "recipe": "reference/recipe"}
+FOLDERS = {
+    "cli": "reference/cli",
+    "cli-zh": "zh/reference/cli",
+    "recipe": "reference/recipe",
+    "recipe-zh": "zh/reference/recipe",
+}
 """Folders in which every page is written by the program; pages no longer made are deleted."""
 
 

@@ -27,8 +27,8 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 HOME = {"en": "index.md", "zh": "zh/index.md"}
 """The first page of each language, in the order of the navigation."""
-REFERENCE = {"zh/recipe.md": "reference/recipe/index.md"}
-"""Chinese summaries of English reference pages, with the index of those pages."""
+ENGLISH = {"zh/recipe.md": "reference/recipe/index.md"}
+"""The English page of a Chinese page that has another name."""
 navigations: dict[str, Navigation] = {}
 """Navigation per language, filled by `on_nav`."""
 # Blocks and spans of code, which stay, or a formula in a line of its own or within one.
@@ -126,16 +126,11 @@ def _translation(page: str) -> str:
     """The page in the other language, or the first page of that language."""
     if _language(page) == "zh":
         names = [page.replace("zh/", "en/", 1), page.replace("zh/", "", 1)]
-        names = [REFERENCE.get(page, ""), *names, HOME["en"]]
+        names = [ENGLISH.get(page, ""), *names, HOME["en"]]
     else:
         folder, name = posixpath.split(page)
-        names = [chinese for chinese, index in REFERENCE.items() if _is_below(page, index)]
-        names += [page.replace("/en/", "/zh/"), f"{folder}/zh/{name}", f"zh/{page}", HOME["zh"]]
+        names = [page.replace("/en/", "/zh/"), f"{folder}/zh/{name}", f"zh/{page}", HOME["zh"]]
     return next(name for name in names if name not in ("", page) and (DOCS / name).exists())
-
-
-def _is_below(page: str, index: str) -> bool:
-    return page.startswith(f"{posixpath.dirname(index)}/")
 
 
 def _mathml(match: re.Match[str]) -> str:

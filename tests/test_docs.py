@@ -37,6 +37,7 @@ import trivium
 from trivium.cli import commands, load_command, main
 from trivium.data.documents import read_documents
 from trivium.errors import MissingExtraError, TriviumError
+from trivium.messages import load_chinese_recipe
 from trivium.objectives.chat import Chat
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.contrastive import Contrastive
@@ -119,6 +120,13 @@ def test_every_recipe_key_has_a_description(reference: ModuleType) -> None:
     assert [key for key, description in rows if not description.strip()] == []
 
 
+def test_every_chinese_text_about_the_recipe_is_on_a_page(reference: ModuleType) -> None:
+    """A page that lacks a text cannot be made, so that none is missing."""
+    pages = "".join(reference.chinese_recipe_pages().values()).replace("\\|", "|")
+    texts = [text for table in load_chinese_recipe().values() for text in table.values()]
+    assert [text for text in texts if text.strip() not in pages] == []
+
+
 def test_optional_parts_are_installed_from_the_checkout() -> None:
     """No distribution of that name is published: it would be somebody else's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -167,13 +175,13 @@ def test_the_switch_of_languages_leads_to_the_same_page() -> None:
         ("serving.md", "zh/serving.md"),
         ("parts.md", "zh/parts.md"),
         ("reference/cli/serve.md", "zh/reference/cli/serve.md"),
+        ("reference/recipe/objective/masked.md", "zh/reference/recipe/objective/masked.md"),
         ("tutorials/bert.md", "tutorials/zh/bert.md"),
         ("book/en/llama.md", "book/zh/llama.md"),
     ):
         assert hooks._translation(english) == chinese
         assert hooks._translation(chinese) == english
     assert hooks._translation("architecture.md") == "zh/index.md"  # only in English
-    assert hooks._translation("reference/recipe/train.md") == "zh/recipe.md"
     assert hooks._translation("zh/recipe.md") == "reference/recipe/index.md"
     for page in NAMES:
         other = hooks._translation(page)
@@ -233,11 +241,10 @@ def targets(page: Path) -> list[str]:
 def in_the_other_language(target: str) -> str:
     """What the Chinese tutorial links to where the English one leads here."""
     target = target.replace("docs/book/en/", "docs/book/zh/")
-    target = target.replace("docs/reference/recipe/index.md", "docs/zh/recipe.md")
     target = re.sub(
         "^docs/tutorials/(zh/)?", lambda at: f"docs/tutorials/{'' if at[1] else 'zh/'}", target
     )
-    chinese = re.sub(r"^docs/(?=\w+\.md$)", "docs/zh/", target)
+    chinese = re.sub(r"^docs/(?=\w+\.md$|reference/)", "docs/zh/", target)
     return chinese if (ROOT / chinese).exists() else target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import typer
 
 from trivium import cli
 from trivium.errors import DataError
+from trivium.objectives import task_kinds
 from trivium.train.recipe_loading import build_recipe, load_recipe
 
 
@@ -145,6 +147,16 @@ def test_help_of_a_task_lists_its_keys(capsys):
     assert "objective.repair_iob" in capsys.readouterr().out
     assert cli.main(["finetune", "--help"]) == 0
     assert "objective.repair_iob" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", task_kinds())
+def test_help_of_a_task_describes_its_keys_in_chinese(task, monkeypatch, capsys):
+    monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
+    assert cli.main(["finetune", task, "--help"]) == 0
+    _, _, keys = capsys.readouterr().out.partition(f"{task} 的键")
+    described = re.findall(r"^  objective\.(?!rewards\.kind)\S+ +(.+)", keys, re.MULTILINE)
+    assert described
+    assert [text for text in described if not re.search("[\u4e00-\u9fff]", text)] == []
 
 
 def test_examples_in_help_are_recipes_that_load():

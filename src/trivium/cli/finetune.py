@@ -47,10 +47,10 @@ from trivium.cli._shared import choose_run_folder, format_overrides, parse_valid
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.interrupts import exit_on_interrupt
-from trivium.messages import translated
+from trivium.messages import detect_language, load_chinese_recipe, translated
 
 _TASKS = load_json("keys")["tasks"]
-"""Task name -> the keys of the task's objective, each with its help text."""
+"""Task name -> the keys of the task's objective, each with its description and default."""
 
 
 class Command(TyperCommand):
@@ -68,7 +68,22 @@ class Command(TyperCommand):
             return
         keys = _TASKS[self._task]
         with formatter.section(translated("finetune.keys", task=self._task, key=keys[0][0])):
-            formatter.write_dl([(f"objective.{key}", text) for key, text in keys])
+            formatter.write_dl(
+                [(f"objective.{key}", _format_key_help(*text)) for key, *text in keys]
+            )
+
+
+def _format_key_help(description: str, default: str) -> str:
+    """Return the help text of a recipe key in the user's language.
+
+    A `kind` has no description: the keys after it belong to the kind `default`.
+    """
+    if not description:
+        return f'"{default}"'
+    shown = f" [default: {default}]" if default else ""
+    if detect_language() == "zh":
+        return f"{load_chinese_recipe()['keys'][description]}。{shown}"
+    return f"{description[:1].upper()}{description[1:]}.{shown}"
 
 
 @opt.with_options(ReadOptions, exclude=["separator", "text_field"], unset="{}")

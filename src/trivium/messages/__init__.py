@@ -3,7 +3,8 @@
 Every message has an identifier, such as `run.forecast`. `texts.toml` contains its English text and
 its Chinese text, with the same {fields}. `translated("run.forecast", rate=...)` returns the message
 in the user's language. The English texts of `--help` are in the modules of the commands, and their
-Chinese translations are in `help_zh.toml`.
+Chinese translations are in `help_zh.toml`. In the same way, `recipe_zh.toml` contains the Chinese
+translations of the descriptions of recipe keys and kinds.
 
 Messages stored in the files of a run, such as warnings in `metrics.jsonl`, are always English. They
 are created by `english`, and `translate_english` translates them for display. Errors and Python
@@ -58,6 +59,15 @@ def load_catalog(language: Language) -> Mapping[str, str]:
 def load_chinese_help() -> Mapping[str, Mapping[str, str]]:
     """Load the Chinese texts of `--help`. Returns a dict of command -> parameter -> text."""
     return _read_toml("help_zh.toml")
+
+
+@functools.cache
+def load_chinese_recipe() -> Mapping[str, Mapping[str, str]]:
+    """Load the Chinese texts about the recipe. Returns a dict of table -> English text -> text.
+
+    The tables are "keys" (descriptions of keys) and "kinds" (docstrings of tables and kinds).
+    """
+    return _read_toml("recipe_zh.toml")
 
 
 def _read_toml(name: str) -> Mapping[str, Mapping[str, Any]]:
