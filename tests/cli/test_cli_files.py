@@ -12,6 +12,7 @@ from overfit_tasks import untrained
 from small_models import small_spec
 from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
+from transformers import BertTokenizerFast
 
 from trivium.cli import main
 from trivium.cli import prepare as prepare_command
@@ -130,6 +131,21 @@ def test_tokenizer(capsys, tmp_path, text_file):
     assert json.loads(facts)["texts"][0]["likelihood"] == pytest.approx(4 / 27)
     (error,) = output(capsys, "explain", "unigram", "lower", "--tokenizer", path, code=1)
     assert "trivium explain byte-bpe" in error
+
+
+def test_a_folder_of_a_tokenizer_has_the_files_of_berts_tokenizer(capsys, tmp_path):
+    text, folder = tmp_path / "text.txt", tmp_path / "pretrained-bert"
+    text.write_text("the weather was cloudy and the road was long " * 20, encoding="utf-8")
+    options = ("--kind", "wordpiece", "--vocab-size", "200", "--max-length", "7", "--out")
+    output(capsys, "tokenizer", "train", str(text), *options, str(folder))
+    theirs = BertTokenizerFast.from_pretrained(folder)
+    lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    assert theirs.convert_ids_to_tokens(range(len(theirs))) == lines
+    assert theirs.model_max_length == 7
+    assert len(theirs("the road " * 20, truncation=True).input_ids) == 7
+    file = str(tmp_path / "one.json")
+    *_, error = output(capsys, "tokenizer", "train", str(text), *options, file, code=2)
+    assert "--max-length is stored in the tokenizer_config.json of a folder" in error
 
 
 def test_a_page_of_explain_is_written_into_a_new_folder(capsys, tmp_path):

@@ -126,6 +126,7 @@ def test_standard_input_and_the_hub(monkeypatch):
     }
     module = types.SimpleNamespace(load_dataset=lambda name, *_, **__: sets[name])
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("trivium.data.records.find_hub_problem", lambda: None)
     assert texts(["hf:set", "hf:org/wiki:20231101.en"]) == ["one", "two", "three"]
 
 

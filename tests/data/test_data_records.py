@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import socket
 import sys
 import types
 import warnings
@@ -18,6 +19,7 @@ from trivium.data.records import (
     BadRecords,
     Record,
     RecordOptions,
+    find_hub_problem,
     json_type,
     read_header,
     read_records,
@@ -102,6 +104,7 @@ def test_hub(monkeypatch):
 
     module = types.SimpleNamespace(load_dataset=load_dataset)
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("trivium.data.records.find_hub_problem", lambda: None)
     records = list(read_records(["hf:org/set@abc:en:valid", "hf:set"]))
     assert [record["body"] for record in records] == ["one", "two"] * 2
     assert records[1].where == "hf:org/set@abc:en:valid, row 2"
@@ -120,6 +123,21 @@ def test_hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"'\.\[hub\]'"):
         list(read_records("hf:set"))
+
+
+def test_a_hub_that_does_not_answer_is_one_error_at_once(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "http://127.0.0.1:{1}".format(*free.getsockname())
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    module = types.SimpleNamespace(load_dataset=lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    find_hub_problem.cache_clear()
+    try:
+        with pytest.raises(DataError, match=f"hf:set cannot be read: {address}.*HF_ENDPOINT"):
+            list(read_records("hf:set"))
+    finally:
+        find_hub_problem.cache_clear()
 
 
 def test_standard_input_is_json_lines(monkeypatch):

@@ -6,8 +6,8 @@ Examples:
 
   trivium tokenizer train a.txt b.txt.zst --kind byte-bpe --vocab-size 32000 --out t/
 
-  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out tokenizer.json \\
-  --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
+  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out pretrained-bert \\
+  --max-length 512 --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
 
   trivium tokenizer encode -t tokenizer.json "The weather was cloudy."
 
@@ -26,12 +26,13 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli import UsageError, add_parameter_help
 from trivium.cli import _options as opt
-from trivium.cli import add_parameter_help
 from trivium.cli._shared import print_result, read_texts
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.sources import check_libraries
 from trivium.errors import TokenizerError, shorten
+from trivium.files import read_json, write_file, write_json
 from trivium.messages import translated
 from trivium.text import Tokenizer
 
@@ -74,13 +75,15 @@ def train(
         float | None, typer.Option(max=1, callback=opt.check_greater_than(0))
     ] = None,
     sample_bytes: Annotated[int | None, typer.Option(min=1)] = None,
+    max_length: Annotated[int | None, typer.Option(min=1)] = None,
     **data_options: Any,
 ) -> None:
     """Train a tokenizer on text.
 
     Args:
         paths: Training text: files, folders, globs, hf:NAME or - (stdin).
-        out: The output: a file tokenizer.json, or a folder that transformers can load.
+        out: The output: a file tokenizer.json, or a folder that transformers can load (with
+            vocab.txt for wordpiece).
         vocab_size: Vocabulary size, including special tokens.
         special_tokens: The special tokens, separated by spaces.
         lowercase: Convert text to lower case and remove accents (wordpiece only).
@@ -88,7 +91,13 @@ def train(
         min_frequency: Minimum number of occurrences of a pair or word.
         character_coverage: Fraction of the characters of the text that the vocabulary covers.
         sample_bytes: Train on a random sample of at most this many bytes.
+        max_length: The number of tokens at which transformers cuts a text; only for a folder.
     """
+    if max_length is not None and out.suffix == ".json" and not out.is_dir():
+        raise UsageError(
+            f"--max-length is stored in the tokenizer_config.json of a folder, and {out} is a "
+            f"file: write --out {out.with_suffix('')} or leave --max-length out."
+        )
     check_libraries(paths)
     Tokenizer.get_config_class(kind)  # raises an error before the text is read
     typer.echo(translated("tokenizer.training", kind=kind), err=True)
@@ -105,6 +114,12 @@ def train(
         progress=lambda line: typer.echo(line, err=True),
     )
     path = tokenizer.save(out)
+    if path != out:  # a folder
+        for name, content in tokenizer.other_files.items():
+            write_file(path.with_name(name), content)
+        if max_length is not None:
+            options = path.with_name("tokenizer_config.json")
+            write_json(options, {**read_json(options), "model_max_length": max_length})
     size = tokenizer.vocab_size
     typer.echo(translated("tokenizer.written", path=path, kind=tokenizer.kind, size=size))
 

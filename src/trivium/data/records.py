@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
@@ -640,6 +642,26 @@ _PARQUET_TWINS = {
 }
 
 
+@functools.cache
+def find_hub_problem() -> str | None:
+    """Return why the hub cannot be reached, as a sentence with a remedy, or None if it answers.
+
+    Without this question, its libraries retry each of their requests five times, with pauses.
+    """
+    from huggingface_hub import constants  # slow to import
+    from huggingface_hub.utils import get_session
+
+    endpoint = constants.ENDPOINT
+    try:
+        get_session().head(endpoint, timeout=10)
+    except Exception as error:  # its type depends on the version of huggingface_hub
+        return (
+            f"{endpoint} cannot be reached ({shorten(str(error), 160)}). Check the network, name a "
+            "mirror in the environment variable HF_ENDPOINT, or give files on this machine."
+        )
+    return None
+
+
 def _read_hub_dataset(name: str) -> Iterator[Record]:
     """Yield the rows of a hub dataset, `hf:NAME[@REVISION][:CONFIG][:SPLIT]`.
 
@@ -653,6 +675,8 @@ def _read_hub_dataset(name: str) -> Iterator[Record]:
         raise DataError(f'"{name}" is not a data set; write hf:NAME or hf:NAME:CONFIG:SPLIT.')
     config = parts[1] if len(parts) > 1 and parts[1] else None
     split = parts[2] if len(parts) > 2 and parts[2] else "train"
+    if not Path(dataset).exists() and (problem := find_hub_problem()):
+        raise DataError(f"{name} cannot be read: {problem}")
     try:
         rows = datasets.load_dataset(
             dataset, config, split=split, revision=revision or None, streaming=True
