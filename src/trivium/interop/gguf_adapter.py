@@ -67,6 +67,12 @@ def write_gguf_adapter(
     peft, tensors = read_adapter_to_peft(module, adapter, model_type)
     if peft["use_dora"]:
         raise SpecError("llama.cpp does not compute DoRA: export the merged model.")
+    layers = {name.split(".")[-3] for name in tensors}
+    if without := sorted(layers.intersection(family.without_lora)):
+        raise SpecError(
+            f"llama.cpp does not add LoRA to {', '.join(without)} in the family "
+            f'"{config["model_type"]}": export the merged model.'
+        )
     writer = gguf.GGUFWriter(file, family.name)
     writer.add_type("adapter")
     writer.add_name(adapter.name)

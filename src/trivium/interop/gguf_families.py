@@ -42,7 +42,10 @@ class LlamaCppFamily:
         slides: whether llama.cpp computes sliding windows, which `metadata` describes.
         qkv_per_head: whether the rows of the fused query, key and value projection are sorted by
             head in Hugging Face; in llama.cpp, the queries of all heads come first.
-        convert: changes further weights, given their name and value.
+        convert: returns the tensors of a model as llama.cpp has them, given its config and its
+            tensors, both by their Hugging Face names.
+        reads_mscale: whether llama.cpp reads `mscale_all_dim` of YaRN, which `metadata` describes.
+        without_lora: the linear layers to which llama.cpp does not add LoRA.
         output: the tensors of the output layer that llama.cpp requires even if this layer is tied
             to the token embeddings, or missing in a model for embeddings.
     """
@@ -56,7 +59,11 @@ class LlamaCppFamily:
     reads_rope_factors: bool = False
     slides: bool = False
     qkv_per_head: bool = False
-    convert: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    convert: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, Tensor]] = (
+        lambda config, tensors: tensors
+    )
+    reads_mscale: bool = False
+    without_lora: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
 
 
@@ -146,11 +153,112 @@ def _describe_mamba(config: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _convert_mamba(name: str, tensor: Tensor) -> Tensor:
+def _convert_mamba(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return A = -exp(A_log), and the convolution [d_inner, d_conv] without its channel."""
-    if name.endswith(".A_log"):
-        return -tensor.float().exp()
-    return tensor.squeeze(1) if name.endswith(".conv1d.weight") else tensor
+    converted = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(".A_log"):
+            converted[name] = -tensor.float().exp()
+        elif name.endswith(".conv1d.weight"):
+            converted[name] = tensor.squeeze(1)
+    return converted
+
+
+def _describe_deepseek2(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of DeepSeek-V2, and check its queries.
+
+    llama.cpp caches the compressed vectors as the keys and values of a single head.
+    """
+    compressed, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    rank, layers = config["q_lora_rank"] or 0, config["num_hidden_layers"]
+    if rank and (layers in (26, 27) or (layers, config["vocab_size"]) == (48, 128256)):
+        raise SpecError(
+            f"llama.cpp computes DeepSeek-V2 with {layers} layers only with q_lora_rank = None, as "
+            f"in DeepSeek-V2-Lite; this model has {rank}."
+        )
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": compressed + rotary,
+        "attention.value_length": compressed,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotary,
+        "attention.value_length_mla": config["v_head_dim"],
+        "attention.kv_lora_rank": compressed,
+        "attention.q_lora_rank": rank,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_gating_func": 1,  # softmax
+        **_describe_mscale(config["rope_parameters"]),
+    }
+
+
+def _describe_mscale(rope: Mapping[str, Any]) -> dict[str, float]:
+    """Return the factor of YaRN's attention scores, and check the RoPE scaling of DeepSeek-V2."""
+    kind, mscale = rope["rope_type"], rope.get("mscale_all_dim")
+    if kind in ("default", "dynamic"):
+        return {}
+    plain = rope.get("truncate", True) and rope.get("attention_factor") is None
+    if kind == "yarn" and plain and mscale is not None and rope.get("mscale") == mscale:
+        return {"rope.scaling.yarn_log_multiplier": 0.1 * mscale}
+    raise SpecError(
+        "llama.cpp computes DeepSeek-V2 only without RoPE scaling, or with yarn with mscale = "
+        "mscale_all_dim, truncate = True and no attention_factor; this model has "
+        f"{', '.join(f'{name} = {value}' for name, value in rope.items())}."
+    )
+
+
+def _split_latent_keys_and_values(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Split W_UKV into W_UK [heads, kv_rank, head_dim] and W_UV [heads, value_dim, kv_rank]."""
+    converted: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if ".kv_b_proj." in name:
+            heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
+            key, value = heads.tensor_split((config["qk_nope_head_dim"],), 1)
+            converted[name.replace("kv_b_proj", "k_b_proj")] = key.mT
+            converted[name.replace("kv_b_proj", "v_b_proj")] = value
+        else:
+            converted[name] = tensor
+    return converted
+
+
+def _check_nomic_bert(config: Mapping[str, Any]) -> dict[str, float]:
+    """Raise SpecError for another width of the heads than that which llama.cpp computes."""
+    width = config["hidden_size"] // config["num_attention_heads"]
+    if config["head_dim"] != width:
+        raise SpecError(
+            "llama.cpp computes NomicBERT only with head_dim = hidden_size / num_attention_heads = "
+            f"{width}; this model has {config['head_dim']}."
+        )
+    return {}
+
+
+# The names in the first releases of NomicBERT, which gguf's table has.
+_NOMIC_BERT_NAMES = {
+    "layers.": "encoder.layers.",
+    "self_attn.q_proj": "attn.Wqkv",
+    "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2",
+}
+
+
+def _convert_nomic_bert(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Fuse the projections of queries, keys and values, and rename the tensors."""
+    converted: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if ".k_proj." in name or ".v_proj." in name:
+            continue
+        if ".q_proj." in name:
+            parts = [name, name.replace("q_proj", "k_proj"), name.replace("q_proj", "v_proj")]
+            tensor = torch.cat([tensors[part] for part in parts])
+        for new, old in _NOMIC_BERT_NAMES.items():
+            name = name.replace(new, old)
+        converted[name] = tensor
+    return converted
 
 
 _SILU, _TANH_GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh")
@@ -245,6 +353,14 @@ ARCHITECTURES = {
         metadata=_describe_mamba,
         convert=_convert_mamba,
     ),
+    "deepseek_v2": LlamaCppFamily(
+        "deepseek2",
+        fixed={"hidden_act": _SILU, "rms_norm_eps": (1e-6,), "topk_method": ("greedy",)},
+        metadata=_describe_deepseek2,
+        convert=_split_latent_keys_and_values,
+        reads_mscale=True,
+        without_lora=("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    ),
 }
 """The decoders that can be written, by their `model_type` in Hugging Face."""
 ENCODERS = {
@@ -259,6 +375,13 @@ ENCODERS = {
         },
         metadata=_describe_modernbert,
         slides=True,
+    ),
+    "nomic_bert": LlamaCppFamily(
+        "nomic-bert",
+        fixed={"hidden_act": _SILU},
+        metadata=_check_nomic_bert,
+        convert=_convert_nomic_bert,
+        without_lora=("q_proj", "k_proj", "v_proj"),
     ),
 }
 """The encoders that can be written for embeddings."""
@@ -279,8 +402,14 @@ def find_family(
         f"Families that can be written: {', '.join(ARCHITECTURES)}; for embeddings: "
         f"{', '.join(ENCODERS)}."
     )
-    if not isinstance(module, Transformer) or module.spec.family == "encoder-decoder":
+    if not isinstance(module, Transformer):
         raise SpecError(f"only decoders and encoders can be written to a GGUF file. {families}")
+    if module.spec.family == "encoder-decoder":  # tried with xllamacpp 2026.10.11549
+        raise SpecError(
+            "llama.cpp's server cannot generate with an encoder-decoder: it does not run the "
+            'encoder, and with T5 it ends with the error "llama_encode must be called first". '
+            f"{families}"
+        )
     encodes = module.spec.family == "encoder-only"
     heads = [head.kind for head in module.spec.heads]
     if not encodes and heads != ["lm"] and not (embeds and not heads):
@@ -315,13 +444,13 @@ def name_tensors(
     family: LlamaCppFamily, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a model in llama.cpp's layout, by their names in GGUF."""
-    for name, tensor in stack_experts(tensors).items():
+    for name, tensor in family.convert(config, stack_experts(tensors)).items():
         tensor = order_rows(family, config, name, tensor)
         if name.endswith(family.transposed):
             tensor = tensor.T
         if "norm" in name:
             tensor = tensor + family.norm_offset
-        yield find_name(family, config, name), family.convert(name, tensor)
+        yield find_name(family, config, name), tensor
 
 
 def find_name(family: LlamaCppFamily, config: Mapping[str, Any], name: str) -> str:

@@ -237,14 +237,14 @@ def _add_rope(writer: Any, family: LlamaCppFamily, config: Mapping[str, Any]) ->
     rope = rope.get("full_attention", rope)  # RoPE by the type of layer
     width = config["hidden_size"] // config["num_attention_heads"]
     rotary_part = config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
-    rotary_dim = int(config.get("head_dim", width) * rotary_part)
+    rotary_dim = config.get("qk_rope_head_dim") or int(config.get("head_dim", width) * rotary_part)
     writer.add_rope_dimension_count(rotary_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
     if kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    elif kind == "yarn" and _is_plain_yarn(rope):
+    elif kind == "yarn" and (family.reads_mscale or _is_plain_yarn(rope)):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])

@@ -148,7 +148,7 @@ def convert_encoder_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> GGUFToke
     is_wordpiece = layout["model"]["type"] == "WordPiece"
     pre = "default" if is_wordpiece else _find_pre_tokenizer(tokenizer, layout)
     ids, template = _encoder_ids(tokenizer), SpecialTokenTemplate(tokenizer)
-    if (template.before, template.after) != ([ids["bos"]], [ids["eos"]]):
+    if (template.before, template.after) != ([ids.get("bos")], [ids.get("eos")]):
         raise TokenizerError(
             "llama.cpp puts the tokens cls and sep around the texts of an encoder, but this "
             f"tokenizer does not. {KNOWN}"
@@ -162,17 +162,18 @@ def convert_encoder_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> GGUFToke
         tokens,
         types,
         _list_merges(layout),
-        {name: index for name, index in ids.items() if index is not None},
+        ids,
         end_ids=(),
         adds_bos=True,
         adds_eos=True,
     )
 
 
-def _encoder_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+def _encoder_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of an encoder's special tokens by the name of their role in GGUF."""
     roles = {"bos": "cls", "eos": "sep", **{role: role for role in ("sep", "unk", "pad", "mask")}}
-    return {name: getattr(tokenizer, f"{role}_id") for name, role in roles.items()}
+    ids = {name: getattr(tokenizer, f"{role}_id") for name, role in roles.items()}
+    return {name: index for name, index in ids.items() if index is not None}
 
 
 def _list_merges(layout: dict[str, Any]) -> list[str]:
@@ -201,7 +202,7 @@ def _convert_wordpiece(
     for option in ("clean_text", "handle_chinese_chars"):
         if not normalizer[option]:
             raise TokenizerError(f"llama.cpp's WordPiece always has {option}. {KNOWN}")
-    if prefix != WORDPIECE_PREFIX or ids["unk"] is None:
+    if prefix != WORDPIECE_PREFIX or "unk" not in ids:
         raise TokenizerError(
             f"llama.cpp's WordPiece needs a token for unk, and the prefix ##. {KNOWN}"
         )
@@ -226,7 +227,7 @@ def _convert_wordpiece(
         tokens,
         types,
         merges=(),
-        special_ids={name: index for name, index in ids.items() if index is not None},
+        special_ids=ids,
         end_ids=(),
         adds_bos=True,
         adds_eos=True,
