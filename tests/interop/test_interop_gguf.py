@@ -112,6 +112,7 @@ DEEPSEEK = {
     "num_experts_per_tok": 3,
     "routed_scaling_factor": 1.7,
 }
+DEEPSEEK_V3 = {**DEEPSEEK, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 YARN = {**ROPE, "rope_type": "yarn"}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -194,6 +195,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV2",
         {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "deepseek_v3": ("DeepseekV3", DEEPSEEK_V3),
+    "deepseek_v3-all-groups": (
+        "DeepseekV3",
+        {**DEEPSEEK_V3, "topk_group": 4, "q_lora_rank": None, "tie_word_embeddings": True},
+    ),
+    "deepseek_v3-not-normalized": (
+        "DeepseekV3",
+        {**DEEPSEEK_V3, "norm_topk_prob": False, "n_group": 2, "topk_group": 1},
+    ),
 }
 
 
@@ -214,7 +224,11 @@ def make_model(
     suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     full_name = f"{name}Model" if headless else name.removesuffix("Text") + suffix
     model_class = getattr(transformers, full_name)
-    module = ours_of(randomize(model_class(config), 1, std=0.2))
+    hf_model = randomize(model_class(config), 1, std=0.2)
+    for buffer_name, buffer in hf_model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.arange(len(buffer)) % 3 / 5)
+    module = ours_of(hf_model)
     kept = {"model_type": config.model_type, "max_position_embeddings": 97}
     return LanguageModel(module.spec, module, tokenizer, Settings(config=kept, **settings))
 
@@ -352,7 +366,7 @@ def with_random_adapter(lm: LanguageModel) -> LanguageModel:
     if model_type == "mamba":
         left_out += ("output",)
     # llama.cpp does not adapt these matrices, and PEFT not both experts and other networks.
-    if model_type == "deepseek_v2":
+    if model_type in ("deepseek_v2", "deepseek_v3"):
         left_out += ("mixer.query", "query_down", "key_value_down", "key_value_up")
         layers = {name: each for name, each in layers.items() if ".experts." not in name}
     if model_type == "nomic_bert":
@@ -647,6 +661,7 @@ def test_the_context_ends_where_a_sliding_window_would_begin(
             "topk_method = 'greedy'",
         ),
         ("deepseek_v2", {"rms_norm_eps": 1e-3}, "rms_norm_eps = 1e-06"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave = True"),
         ("deepseek_v2", {"num_hidden_layers": 27}, "27 layers only with q_lora_rank = None"),
         ("deepseek_v2", {"rope_parameters": YARN}, "mscale = mscale_all_dim"),
         (
@@ -774,14 +789,16 @@ def train_encoder_tokenizer(trainer: Any) -> Tokenizer:
     return trainer(vocab_size=400, special_tokens=specials).train(TEXTS[:1] * 3, progress=False)
 
 
-def make_encoder(name: str, words: Tokenizer, options: Mapping[str, Any]) -> LanguageModel:
+def make_encoder(
+    name: str, words: Tokenizer, options: Mapping[str, Any], *, head: str = "Model"
+) -> LanguageModel:
     """A random encoder of `transformers` as ours, which was trained for embeddings."""
     roles = {f"{role}_token_id": getattr(words, f"{role}_id") for role in ("pad", "cls", "sep")}
     config = getattr(transformers, f"{name}Config")(
         vocab_size=words.vocab_size + 5, **options, **roles, bos_token_id=None, eos_token_id=None
     )
     bare = {"add_pooling_layer": False} if name == "Bert" else {}
-    hf_model = getattr(transformers, f"{name}Model")(config, **bare)
+    hf_model = getattr(transformers, name + head)(config, **bare)
     module = ours_of(randomize(hf_model, 1, std=0.2))
     settings = Settings(config={"model_type": config.model_type, "max_position_embeddings": 97})
     return LanguageModel(
@@ -841,29 +858,13 @@ def test_options_of_nomic_bert_that_llama_cpp_does_not_compute_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_nomic_bert_is_written_without_its_head(tmp_path: Path) -> None:
-    words = train_encoder_tokenizer(WordPiece)
-    config = transformers.NomicBertConfig(
-        vocab_size=words.vocab_size, **NOMIC_BERT, pad_token_id=words.pad_id
-    )
-    module = ours_of(randomize(transformers.NomicBertForMaskedLM(config), 1, std=0.2))
-    lm = LanguageModel(module.spec, module, words)
-    with pytest.warns(UserWarning, match=r"its head .mlm. is not written"):
-        lm.save_gguf(tmp_path / "out", weight_type="f32")
-    server = LlamaCpp(tmp_path / "out" / GGUF_FILE, embedding=True)
-    [theirs] = server.post("/embedding", content=TEXTS[0][:40])
-    assert torch.tensor(theirs["embedding"][0]) @ lm.embed(TEXTS[0][:40]) > 0.99999
-
-
-def test_modernbert_is_written_without_its_head(tmp_path: Path) -> None:
-    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    words = ByteBPE(vocab_size=400, special_tokens=specials).train(TEXTS[:1] * 3, progress=False)
-    roles = {f"{role}_token_id": getattr(words, f"{role}_id") for role in ("pad", "cls", "sep")}
-    config = transformers.ModernBertConfig(
-        vocab_size=words.vocab_size, **MODERNBERT, **roles, bos_token_id=None, eos_token_id=None
-    )
-    module = ours_of(randomize(transformers.ModernBertForMaskedLM(config), 1, std=0.2))
-    lm = LanguageModel(module.spec, module, words)
+@pytest.mark.parametrize(
+    ("name", "options"), [("ModernBert", MODERNBERT), ("NomicBert", NOMIC_BERT)]
+)
+def test_an_encoder_is_written_without_its_head(
+    name: str, options: Mapping[str, Any], tmp_path: Path
+) -> None:
+    lm = make_encoder(name, train_encoder_tokenizer(ByteBPE), options, head="ForMaskedLM")
     with pytest.warns(UserWarning, match=r"its head .mlm. is not written"):
         lm.save_gguf(tmp_path / "out", weight_type="f32")
     server = LlamaCpp(tmp_path / "out" / GGUF_FILE, embedding=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -164,8 +164,8 @@ def _convert_mamba(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     return converted
 
 
-def _describe_deepseek2(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of DeepSeek-V2, and check its queries.
+def _describe_deepseek_v2(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of DeepSeek-V2, and check its queries and its RoPE.
 
     llama.cpp caches the compressed vectors as the keys and values of a single head.
     """
@@ -173,8 +173,8 @@ def _describe_deepseek2(config: Mapping[str, Any]) -> dict[str, float]:
     rank, layers = config["q_lora_rank"] or 0, config["num_hidden_layers"]
     if rank and (layers in (26, 27) or (layers, config["vocab_size"]) == (48, 128256)):
         raise SpecError(
-            f"llama.cpp computes DeepSeek-V2 with {layers} layers only with q_lora_rank = None, as "
-            f"in DeepSeek-V2-Lite; this model has {rank}."
+            f"llama.cpp computes DeepSeek with {layers} layers only with q_lora_rank = None, as in "
+            f"DeepSeek-V2-Lite; this model has {rank}."
         )
     return {
         "attention.head_count_kv": 1,
@@ -193,8 +193,21 @@ def _describe_deepseek2(config: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def _describe_deepseek_v3(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of DeepSeek-V3; with the choice of all groups, there are no groups."""
+    numbers = {
+        **_describe_deepseek_v2(config),
+        "expert_gating_func": 2,  # sigmoid
+        "expert_weights_norm": config["norm_topk_prob"],
+    }
+    if config["topk_group"] < config["n_group"]:
+        numbers["expert_group_count"] = config["n_group"]
+        numbers["expert_group_used_count"] = config["topk_group"]
+    return numbers
+
+
 def _describe_mscale(rope: Mapping[str, Any]) -> dict[str, float]:
-    """Return the factor of YaRN's attention scores, and check the RoPE scaling of DeepSeek-V2."""
+    """Return the factor of YaRN's attention scores, and check the RoPE scaling of DeepSeek."""
     kind, mscale = rope["rope_type"], rope.get("mscale_all_dim")
     if kind in ("default", "dynamic"):
         return {}
@@ -202,13 +215,13 @@ def _describe_mscale(rope: Mapping[str, Any]) -> dict[str, float]:
     if kind == "yarn" and plain and mscale is not None and rope.get("mscale") == mscale:
         return {"rope.scaling.yarn_log_multiplier": 0.1 * mscale}
     raise SpecError(
-        "llama.cpp computes DeepSeek-V2 only without RoPE scaling, or with yarn with mscale = "
+        "llama.cpp computes DeepSeek only without RoPE scaling, or with yarn with mscale = "
         "mscale_all_dim, truncate = True and no attention_factor; this model has "
         f"{', '.join(f'{name} = {value}' for name, value in rope.items())}."
     )
 
 
-def _split_latent_keys_and_values(
+def _convert_deepseek(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Split W_UKV into W_UK [heads, kv_rank, head_dim] and W_UV [heads, value_dim, kv_rank]."""
@@ -219,8 +232,8 @@ def _split_latent_keys_and_values(
             key, value = heads.tensor_split((config["qk_nope_head_dim"],), 1)
             converted[name.replace("kv_b_proj", "k_b_proj")] = key.mT
             converted[name.replace("kv_b_proj", "v_b_proj")] = value
-        else:
-            converted[name] = tensor
+        else:  # gguf's table has the correction of DeepSeek-V3 as a bias
+            converted[name.replace("_correction_bias", "_correction.bias")] = tensor
     return converted
 
 
@@ -267,6 +280,14 @@ _GELU = ("gelu", *_TANH_GELU)
 _OUTPUT = "lm_head.weight"
 _LLAMA = LlamaCppFamily(
     "llama", fixed={"hidden_act": _SILU}, interleaves=True, reads_rope_factors=True
+)
+_DEEPSEEK_V2 = LlamaCppFamily(
+    "deepseek2",
+    fixed={"hidden_act": _SILU, "rms_norm_eps": (1e-6,), "topk_method": ("greedy",)},
+    metadata=_describe_deepseek_v2,
+    convert=_convert_deepseek,
+    reads_mscale=True,
+    without_lora=("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
 )
 _GEMMA = {
     "hidden_activation": _TANH_GELU,
@@ -353,13 +374,11 @@ ARCHITECTURES = {
         metadata=_describe_mamba,
         convert=_convert_mamba,
     ),
-    "deepseek_v2": LlamaCppFamily(
-        "deepseek2",
-        fixed={"hidden_act": _SILU, "rms_norm_eps": (1e-6,), "topk_method": ("greedy",)},
-        metadata=_describe_deepseek2,
-        convert=_split_latent_keys_and_values,
-        reads_mscale=True,
-        without_lora=("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    "deepseek_v2": _DEEPSEEK_V2,
+    "deepseek_v3": replace(
+        _DEEPSEEK_V2,
+        fixed={"hidden_act": _SILU, "rms_norm_eps": (1e-6,), "rope_interleave": (True,)},
+        metadata=_describe_deepseek_v3,
     ),
 }
 """The decoders that can be written, by their `model_type` in Hugging Face."""
