@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, TextIO, cast
 import zstandard
 
 from trivium.errors import DataError, nearest_name
+from trivium.messages import english
 from trivium.remote import cache_path, is_remote, open_remote
 
 try:
@@ -366,7 +367,7 @@ def open_text(
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
         for signature, kind in _BINARY.items():
             if block.startswith(signature):
-                raise DataError(f"{path} is {kind}, not text: save its text, or its table as CSV.")
+                raise DataError(english(f"reason.file_is_{kind}", path=path))
         if codecs.lookup(check_encoding(encoding)).name == "utf-8":
             _reject_binary(block, path)
             encoding = "utf-8-sig"
@@ -391,7 +392,7 @@ def check_encoding(name: str) -> str:
 
 
 # The first bytes of binary formats that may have no zero byte, and would look like text.
-_BINARY = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.docx, .xlsx, ...)"}
+_BINARY = {b"%PDF-": "pdf", b"{\\rtf": "rtf", b"PK\x03\x04": "zip"}
 
 
 def _reject_binary(block: bytes, path: str | Path) -> None:
@@ -400,7 +401,7 @@ def _reject_binary(block: bytes, path: str | Path) -> None:
         raise DataError(f"{path} is UTF-16, not UTF-8: {_make_encoding_hint('utf-16')}")
     zero = block.find(b"\0")
     if zero >= 0:
-        raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
+        raise DataError(english("reason.file_is_binary", path=path, place=zero))
 
 
 # The most frequent characters of the languages that use each encoding.
@@ -445,7 +446,6 @@ def _make_encoding_error(path: str | Path, encoding: str) -> DataError | None:
     """
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
-    single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
     if str(path) == STDIN:
         return DataError(
             f"Standard input is not valid UTF-8: convert it, or {_make_encoding_hint('NAME')}"
@@ -456,12 +456,12 @@ def _make_encoding_error(path: str | Path, encoding: str) -> DataError | None:
                 line.decode()
             except UnicodeDecodeError as error:
                 data = line[: error.start + _BLOCK] + file.read(_BLOCK)
-                name = _guess_encoding(data)
-                probably = f"It is probably {name}: " if name else "If it is in another encoding: "
-                return DataError(
-                    f"{path}, line {number} is not valid UTF-8 (byte 0x{line[error.start]:02x} at "
-                    f"{error.start}). {probably}{_make_encoding_hint(name or 'NAME')} {single}"
-                )
+                guess = _guess_encoding(data)
+                key = "reason.file_has_encoding" if guess else "reason.file_has_other_encoding"
+                values: dict[str, object] = {"path": path, "line": number}
+                values |= {"byte": line[error.start], "place": error.start}
+                values |= {"encoding": guess, "option": guess}
+                return DataError(english(key, **values))
     return None
 
 

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "trivium"
 MAY_IMPORT = {
     "errors": set(),
     "remote": {"errors"},
-    "files": {"remote"},
+    "files": {"remote", "messages"},
     "choice": {"errors"},
     "config": {"choice"},
     "interrupts": set(),

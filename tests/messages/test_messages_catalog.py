@@ -221,7 +221,7 @@ def test_a_text_of_a_file_is_translated_with_its_values(
 ):
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
     specs = fields(load_catalog("en")[identifier])
-    values = dict(zip(specs, (2, 3, 5, 7)))
+    values = dict(zip(specs, (2, 3, 5, 7, 11, 13)))
     shown = {name: format(value, specs[name]) for name, value in values.items()}
     chinese = re.sub(
         r"\{(\w+)[^{}]*\}", lambda field: shown[field[1]], load_catalog("zh")[identifier]

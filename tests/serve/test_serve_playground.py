@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from serving import check_error, running
@@ -20,12 +21,16 @@ gr = pytest.importorskip("gradio")
 
 from trivium.data.prepare import prepare  # noqa: E402
 from trivium.explain import explain, get_topic_summary  # noqa: E402
+from trivium.explain.attended_text import AttentionMap  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
 from trivium.serve.playground import _THEME, _describe_model, build_page  # noqa: E402
-from trivium.serve.playground.attention_tab import compute_batch_attention_maps  # noqa: E402
+from trivium.serve.playground.attention_tab import (  # noqa: E402
+    _make_shaded_table,
+    compute_batch_attention_maps,
+)
 from trivium.serve.playground.examples import Examples, find_validation_texts  # noqa: E402
 from trivium.serve.playground.tabs import _make_sampling_controls, escape_token, format_percent  # noqa: E402
 from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
@@ -113,14 +118,44 @@ def test_the_settings_of_generation_start_as_those_of_the_command():
         assert LANGUAGES[0][f"option.{name}"] == descriptions[name]
 
 
-def test_buttons_have_the_contrast_of_text():
-    """White on the colours of the main button: 4.5 at least (WCAG 2, level AA)."""
-    for name in ("", "_dark", "_hover", "_hover_dark"):
-        shade = getattr(_THEME, f"button_primary_background_fill{name}").removeprefix("*")
-        channels = [int(getattr(_THEME, shade)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def compute_contrast(first, second):
+    """The contrast of two colours, channels from 0 to 255, as WCAG 2 defines it."""
+    luminances = []
+    for color in (first, second):
+        channels = [one / 255 for one in color]
         light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
-        assert 1.05 / (luminance + 0.05) >= 4.5
+        luminances.append(0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2])
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
+
+
+def find_color(name):
+    """The channels of a colour of the theme."""
+    shade = getattr(_THEME, name).removeprefix("*")
+    return [int(getattr(_THEME, shade)[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def test_text_has_enough_contrast():
+    """WCAG 2, level AA: 4.5 at least."""
+    white = (255, 255, 255)
+    for name in ("", "_dark", "_hover", "_hover_dark"):
+        assert compute_contrast(white, find_color(f"button_primary_background_fill{name}")) >= 4.5
+    for name in ("body_text_color_subdued", "input_placeholder_color"):
+        assert compute_contrast(white, find_color(name)) >= 4.5
+        background = find_color("input_background_fill_dark")
+        assert compute_contrast(background, find_color(f"{name}_dark")) >= 4.5
+
+
+def test_attention_weights_of_one_have_enough_contrast():
+    """Text on the darkest cells, in the light and in the dark scheme."""
+    weights = np.eye(2)[None, None]
+    table = _make_shaded_table(AttentionMap(["a", "b"], ["a", "b"], weights), 1, 1)
+    *blue, alpha = map(float, re.findall(r"[\d.]+", re.findall(r"rgba(.*?)\)", table.to_html())[0]))
+    for scheme in ("", "_dark"):
+        text, paper = find_color(f"body_text_color{scheme}"), (255, 255, 255)
+        if scheme:
+            paper = find_color("background_fill_primary_dark")
+        cell = [alpha * above + (1 - alpha) * below for above, below in zip(blue, paper)]
+        assert compute_contrast(text, cell) >= 4.5
 
 
 def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
@@ -452,7 +487,9 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         page.get_by_role("tab", name="Translate", exact=True).click()
         page.locator("#translate-text textarea").fill("")
         page.locator("#translate-run").click()
-        page.get_by_test_id("toast-body").get_by_text("There is no text yet").wait_for()
+        message = page.get_by_test_id("toast-body")
+        message.get_by_text("There is no text yet").wait_for()
+        assert message.get_by_role("button").count() == 1  # no button inside a button
 
         page = visit("zh-CN", 390)  # a phone, in Chinese
         tabs = [each.strip() for each in page.get_by_role("tab").all_inner_texts()]

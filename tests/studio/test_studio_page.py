@@ -162,6 +162,7 @@ def test_what_is_understood_of_the_data(call, folder, tmp_path):
     assert "no such file" in call("_describe_data", ENGLISH, *choices(tmp_path / "absent.txt"))
     (tmp_path / "damaged.txt").write_bytes(b"PK\x03\x04" + bytes(range(256)))
     assert "not text" in call("_describe_data", ENGLISH, *choices(tmp_path / "damaged.txt"))
+    assert "不是文本" in call("_describe_data", CHINESE, *choices(tmp_path / "damaged.txt"))
     with pytest.raises(gr.Error, match="more than 0"):
         call("_start", ENGLISH, *choices(reviews, minutes=None), "mine")
     assert folder.list_runs() == []
@@ -277,6 +278,7 @@ def test_a_model_is_trained_in_a_browser(folder, tmp_path):
         with studio(folder.path) as address:
             page = visit(address)
             page.get_by_label("Upload", exact=True).check()
+            page.locator("#studio-upload").get_by_role("button", name="Drop File Here").wait_for()
             files = page.locator("#studio-upload input[type=file]")
             files.set_input_files(tmp_path / "damaged.txt")  # a bad file
             command = page.locator("#studio-command textarea")

@@ -33,12 +33,14 @@ from trivium.studio.studio_texts import translate
 MAX_UPLOAD = 512 * 2**20
 """The size limit of an uploaded file in bytes. Larger texts are given as a path."""
 
+# Gradio's icon for further files is a button inside a button, which screen readers cannot reach. It
+# is hidden: several files can be chosen at once.
 STYLE = """
-#tabs button.selected { color: #1d4ed8; }
-.dark #tabs button.selected { color: #93c5fd; }
-#studio-upload .or { color: inherit; }
-#studio-changes textarea::placeholder { color: inherit; opacity: .7; }
+#studio-upload button[aria-label="common.upload"] { display: none; }
 #studio-links a { margin-right: 1.5em; }
+:is(#studio-command, #studio-commands, #studio-log, #studio-recipe) textarea {
+  font-family: var(--font-mono);
+}
 #studio-samples ul { padding-left: 1.5em; list-style: disc; }
 #studio-samples :is(h2, h3) { margin-top: 1em; font-weight: 600; }
 #studio-samples mark { background: color-mix(in srgb, #4c78a8 25%, transparent); color: inherit; }
@@ -565,10 +567,10 @@ def _describe_status(state: RunState, request: gr.Request) -> str:
             losses[key.partition("_")[0]] = f"{curve[-1][1]:.3f}" if curve else "-"
         line = translate("losses", request, **losses)
         if (baseline := to_float(metadata.get("unigram_loss"))) is not None:
-            line += "; " + translate("baseline", request, loss=baseline)
+            line += translate("baseline", request, loss=baseline)
         metric = metadata.get("metric")
         if metric and (curve := extract_curve(state.records, f"valid_{metric}", "step")):
-            line += f"; {metric} {curve[-1][1]:.3f}"
+            line += translate("metric", request, metric=metric, value=curve[-1][1])
         lines.append(line)
     if forecast := state.metadata.get("forecast"):
         rate, used = forecast["tokens_per_second"], forecast["memory_bytes"] / 2**30
@@ -607,7 +609,9 @@ def _make_curves(state: RunState, request: gr.Request) -> pd.DataFrame:
         for key in _LOSSES
         for x, y in thin_curve(extract_curve(state.records, key, "step"))
     ]
-    return pd.DataFrame(points, columns=["step", "loss", "kind"])
+    table = pd.DataFrame(points, columns=["step", "loss", "kind"])
+    # An empty table has no types, and Gradio would draw axes of categories, also later.
+    return table.astype({"step": float, "loss": float})
 
 
 def _list_samples(state: RunState, request: gr.Request) -> str:

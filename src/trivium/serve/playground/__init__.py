@@ -45,7 +45,10 @@ _OPEN = (
 )
 # Long labels wrap. Highlighted text flows like other text. Headers of tables use a narrower font.
 # Points at the edge of a plot are not clipped, and a line with a single point is shown as a dot.
+# The name of the selected tab has enough contrast.
 _STYLE = """
+#tabs button.selected { color: #1d4ed8; }
+.dark #tabs button.selected { color: #93c5fd; }
 #classify-shown h2 { overflow-wrap: anywhere; font-size: var(--text-xl); text-align: center; }
 :is(#tag-shown, #answer-shown) .textfield { display: block; word-break: normal; }
 :is(#tag-shown, #answer-shown) .token-container { display: inline; }
@@ -55,10 +58,31 @@ table { --font-mono: var(--font); }
 .mark-line path[d$="Z"] { stroke-width: 8px; }
 """
 _THEME = Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")).set(
-    # White text on the default blue has a contrast of 3.7; text needs at least 4.5.
+    # White text on the default blue has a contrast of 3.7, and text in the default gray of 1.9.
+    # Text needs at least 4.5.
     button_primary_background_fill="*primary_600",
     button_primary_background_fill_hover="*primary_700",
+    body_text_color_subdued="*neutral_600",
+    input_placeholder_color="*neutral_600",
+    input_placeholder_color_dark="*neutral_400",
 )
+# In Gradio's messages, a button contains the button that closes the message, which screen readers
+# cannot reach. The outer button is removed: it only folds the message. Gradio's field for uploads
+# has a name in English. Without this name, screen readers read the text of the field.
+_HEAD = """
+<link rel="icon" href="data:,">
+<script>
+new MutationObserver(() => {
+  for (const header of document.querySelectorAll(".toast-header[role=button]")) {
+    header.removeAttribute("role");
+    header.removeAttribute("tabindex");
+  }
+  for (const field of document.querySelectorAll(".upload-container[aria-label]:not(.icon-mode)")) {
+    field.removeAttribute("aria-label");
+  }
+}).observe(document, { childList: true, subtree: true });
+</script>
+"""
 _MAX_RUNNING, _MAX_WAITING = 8, 64
 _MAX_DESCRIBED = 4  # Up to this number of models, the list of models is open at first.
 
@@ -127,7 +151,7 @@ def mount_page(
             i18n=translations,
             theme=_THEME,
             css=_STYLE + style,
-            head='<link rel="icon" href="data:,">',
+            head=_HEAD,
         )
 
     asyncio.run(mount())

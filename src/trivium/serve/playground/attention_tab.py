@@ -115,8 +115,10 @@ def _make_shaded_table(attention_map: AttentionMap, layer: int, head: int) -> An
     frame = pd.DataFrame(shown, columns=columns)
     frame.insert(0, "", attention_map.queries)
 
-    def shade_cell(weight: float) -> str:  # The square root makes small weights distinguishable.
-        return f"background-color: rgba(37, 99, 235, {weight**0.5:.2f})"
+    # The square root makes small weights distinguishable. On the darkest blue, text has enough
+    # contrast (at least 4.5).
+    def shade_cell(weight: float) -> str:
+        return f"background-color: rgba(37, 99, 235, {0.65 * weight**0.5:.2f})"
 
     return frame.style.map(shade_cell, subset=columns).format("{:.2f}", subset=columns)
 

@@ -111,4 +111,6 @@ def _read_curves(files: dict[str, Path], axis: str) -> pd.DataFrame:
         for loss in _LOSSES:
             thinned = thin_curve(extract_curve(records, loss, axis))
             points += [{"x": x, loss: y, "run": name} for x, y in thinned]
-    return pd.DataFrame(points, columns=["x", *_LOSSES, "run"])
+    table = pd.DataFrame(points, columns=["x", *_LOSSES, "run"])
+    # An empty table has no types, and Gradio would draw axes of categories, also later.
+    return table.astype({"x": float, **dict.fromkeys(_LOSSES, float)})
