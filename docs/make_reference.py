@@ -55,50 +55,30 @@ SHOWN_RECIPES = (
     *("bert-base", "gpt2", "gpt3-175b", "t5-base", "bart-base"),
     *("llama-65b", "roberta-base", "electra-base", "chinchilla-70b", "xlnet-large"),
 )
-PUBLISHED_RECIPES = """\
-# Published recipes
-
-What did it take to train BERT, GPT-3, T5 or LLaMA? The package has a catalogue of published
-training recipes. Every number names the section of the paper, or the file of the authors' code,
-in which it was read. What is published nowhere is missing. A source that begins with "unchecked"
-could not be read itself; the number is taken from others who quote the source.
-
-```sh
-trivium presets bert-base --recipe
-```
-
-This prints the recipe of BERT as a table: the keys of a run, the data, the hardware and the
-duration, what Trivium does in another way, and what is not published.
-[`trivium plan bert-base`](plan.md) computes what the recipe takes on other hardware.
-
-## Layers of a recipe
-
-The recipe of a run is the result of layers. A value of a higher layer replaces that of a lower
-one:
-
-1. `--set`, and other options of the command;
-2. your recipe file;
-3. the published recipe of the preset if it is complete, otherwise the fast settings (see
-   [sizes of papers and our own](concepts.md#sizes-of-papers-and-our-own));
-4. the defaults of the task (fine-tuning);
-5. the defaults of the library, some of which follow from the model and the data.
-
-```sh
-trivium pretrain bert-base --data my_texts/ --show-recipe
-```
-
-This prints every key with its value, and says in a comment where the value comes from. The
-`recipe.toml` of a run has the same comments.
-
-A published budget is long. Before the first step, a run measures its speed. If the published
-budget takes more than a day, or reads your text more often than the authors read theirs, the
-run stops and names `--set train.minutes=60` and `--set train.steps=2000`. With a budget of your
-own, the published warm-up and the [phases](reference/recipe/phases.md) keep their shares of the
-budget, and everything else stays as published. `--set train.steps=1000000` trains BERT as
-published.
-"""
+PUBLISHED_WORDS = {
+    "en": {
+        "complete": "## Complete recipes",
+        "columns": "| paper | presets |",
+        "gaps": "## Recipes with gaps",
+        "why": "These sizes train with the settings that learn fastest, because something that a "
+        "run needs is published nowhere. `trivium presets NAME --recipe` shows what is known.",
+        "gap columns": "| paper | presets | missing |",
+        "shown": "## Ten recipes as a run has them",
+    },
+    "zh": {
+        "complete": "## 完整的配方",
+        "columns": "| 论文 | 预设 |",
+        "gaps": "## 不完整的配方",
+        "why": "这些规模采用学得最快的设置，因为训练需要的某些内容哪里都没有发表。"  # noqa: RUF001
+        "`trivium presets NAME --recipe` 显示已知的部分。最后一列是英文。",
+        "gap columns": "| 论文 | 预设 | 没有发表的 |",
+        "shown": "## 训练实际采用的十份配方",
+    },
+}
+"""What the page about published recipes says beside the catalogue, by language."""
 # Sizes that hf_sizes.py of the tests varies, for the table of families.
 HF_SIZES = DOCS.parent / "tests" / "interop" / "hf_sizes.py"
+PUBLISHED_MARK = "<!-- catalogue: written by docs/make_reference.py -->"
 FAMILIES_MARK = "<!-- families: written by docs/make_reference.py -->"
 MANY_KINDS = 10
 """A table of the recipe with more kinds, or a command with more subcommands, has a page each."""
@@ -546,8 +526,8 @@ def chinese_recipe_pages() -> dict[str, str]:
     return RecipePages("zh").make()
 
 
-def published_recipes_page() -> dict[str, str]:
-    """docs/published_recipes.md: the catalogue of published recipes, and ten of them as run."""
+def published_recipes_pages() -> dict[str, str]:
+    """docs/published_recipes.md in both languages, with the current catalogue and ten recipes."""
     complete: dict[str, list[str]] = {}
     missing: dict[str, tuple[list[str], str]] = {}
     for name, recipe in published_recipes().items():
@@ -565,22 +545,23 @@ def published_recipes_page() -> dict[str, str]:
         f"```toml\n{show_recipe(name).strip()}\n```\n\n</details>"
         for name in SHOWN_RECIPES
     ]
-    text = "\n\n".join(
-        [
-            NOTE,
-            PUBLISHED_RECIPES,
-            "## Complete recipes",
-            "\n".join(["| paper | presets |", "|---|---|", *trained]),
-            "## Recipes with gaps",
-            "These sizes train with the settings that learn fastest, because something that a run "
-            "needs is published nowhere. `trivium presets NAME --recipe` shows what is known.",
-            "\n".join(["| paper | presets | missing |", "|---|---|---|", *left_open]),
-            "## Ten recipes as a run has them",
+    pages = {}
+    for language, page in (("en", "published_recipes.md"), ("zh", "zh/published_recipes.md")):
+        words = PUBLISHED_WORDS[language]
+        about, mark, _ = (DOCS / page).read_text(encoding="utf-8").partition(PUBLISHED_MARK)
+        parts = [
+            f"{about}{mark}",
+            words["complete"],
+            "\n".join([words["columns"], "|---|---|", *trained]),
+            words["gaps"],
+            words["why"],
+            "\n".join([words["gap columns"], "|---|---|---|", *left_open]),
+            words["shown"],
             *shown,
             "",
         ]
-    )
-    return {"published_recipes.md": text}
+        pages[page] = "\n\n".join(parts)
+    return pages
 
 
 def _parts_in(annotation: Any) -> Iterator[type[spec.Part]]:
@@ -734,7 +715,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
     "cli-zh": chinese_command_pages,
     "recipe": recipe_pages,
     "recipe-zh": chinese_recipe_pages,
-    "published": published_recipes_page,
+    "published": published_recipes_pages,
     "names": names_pages,
     "families": index_page,
 }
