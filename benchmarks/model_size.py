@@ -5,7 +5,9 @@ into the minutes. Other work on the machine therefore slows the runs down, but d
 losses. Decoders train on the bundled stories, encoders on the bundled articles.
 
     python benchmarks/model_size.py --presets llama-auto modernbert-auto --minutes 2
-    python benchmarks/model_size.py --presets llama-auto --minutes 20 --widths 192 256 384
+    python benchmarks/model_size.py --presets llama-auto --minutes 20 --widths 128 192 256
+    python benchmarks/model_size.py --presets bert-auto --precision fp32 --measure
+    python benchmarks/model_size.py --presets bert-auto --precision fp32 --steps 300 250 200 100 70
     python benchmarks/model_size.py --fit
 """
 
@@ -67,9 +69,11 @@ def fit() -> None:
         print(run, f"predicted {predicted:.4f}")
 
 
-def measure_sizes(preset: str, minutes: float, widths: list[int]) -> list[SizedModel]:
+def measure_sizes(
+    preset: str, minutes: float, widths: list[int], precision: str
+) -> list[SizedModel]:
     """The speed and the predicted loss of every width."""
-    tree = {"model": {"preset": preset}, "train": {"minutes": minutes}}
+    tree = {"model": {"preset": preset}, "train": {"minutes": minutes, "precision": precision}}
     return [
         model_size._measure_size(tree, preset, layers, width)
         for layers, width in model_size._SIZES
@@ -77,13 +81,16 @@ def measure_sizes(preset: str, minutes: float, widths: list[int]) -> list[SizedM
     ]
 
 
-def train(preset: str, size: SizedModel, steps: int, out: Path) -> tuple[float, float]:
+def train(
+    preset: str, size: SizedModel, steps: int, precision: str, out: Path
+) -> tuple[float, float]:
     """Train a size. Returns the validation loss in nats per token and in nats per byte."""
     decoder = presets[auto_presets[preset]].family == "decoder-only"
     text, validation = easy_text_paths("en") if decoder else (sample_path("en"), 0.03)
     changes = {
         **size.values,
         "train.steps": steps,
+        "train.precision": precision,
         "train.eval_tokens": 76_000,
         "train.eval_every": steps,
     }
@@ -107,6 +114,8 @@ def main() -> None:
     parser.add_argument(
         "--steps", nargs="+", type=int, help="of each width, in place of those that fit"
     )
+    parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
+    parser.add_argument("--measure", action="store_true", help="measure the speeds alone")
     parser.add_argument("--fit", action="store_true", help="fit the formula to earlier runs")
     options = parser.parse_args()
     if options.fit:
@@ -118,12 +127,15 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for preset in options.presets:
-            sizes = measure_sizes(preset, options.minutes, options.widths)
+            sizes = measure_sizes(preset, options.minutes, options.widths, options.precision)
             steps = options.steps or [round(size.steps) for size in sizes]
+            if options.measure:
+                print(f"| {preset}: steps of {[size.d_model for size in sizes]}: {steps} |")
+                continue
             for size, count in zip(sizes, steps, strict=True):
                 name = f"{size.num_layers} x {size.d_model}"
                 out = Path(folder) / f"{preset}-{size.d_model}"
-                token, byte = train(preset, size, max(1, count), out)
+                token, byte = train(preset, size, max(1, count), options.precision, out)
                 loss = model_size.predict_loss(size.num_weights, count)
                 print(f"| {preset} | {name} | {count} | {token:.3f} | {byte:.4f} | {loss:.3f} |")
 

@@ -335,7 +335,7 @@ def test_twenty_steps_have_the_losses_of_one_process(text, tmp_path):
         expected = {key: loss for key, loss in curve(single).items() if key[1] == "train_loss"}
         losses = {key: loss for key, loss in curve(out).items() if key[1] == "train_loss"}
         assert len(expected) == 20
-        assert losses == pytest.approx(expected, rel=1e-5), out.name
+        assert losses == pytest.approx(expected, abs=2e-5), out.name  # nats
 
 
 @pytest.mark.slow
