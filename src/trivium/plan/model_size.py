@@ -46,7 +46,7 @@ _MEASUREMENTS = 2  # the faster one counts, because other programs only slow a m
 # Nats per byte of children's stories after S steps of a decoder with N weights in its blocks:
 # _FLOOR + (_N0 / N)^_N_EXPONENT + (_S0 / S)^_S_EXPONENT, fitted to the runs in
 # benchmarks/model_size.py (`--fit`).
-_FLOOR, _N0, _N_EXPONENT, _S0, _S_EXPONENT = 0.175, 1874.0, 0.2505, 10.70, 0.2659
+_FLOOR, _N0, _N_EXPONENT, _S0, _S_EXPONENT = 0.109, 1418.0, 0.1792, 11.65, 0.2994
 
 
 @dataclass(frozen=True)
