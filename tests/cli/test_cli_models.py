@@ -269,7 +269,7 @@ def test_fill_mask(saved, run, warned):
     assert "no checkpoint of step 500; it has none" in error
 
 
-def test_chat_keeps_the_conversation(saved, run, stdin, tmp_path):
+def test_chat_keeps_the_conversation(saved, run, stdin, warned, tmp_path):
     lm = load(saved["generate"])
     source = "{% for m in messages %}{{ m.content }}{{ '.' if m.role == 'user' }} {% endfor %}"
     lm.settings = Settings(chat_template=source)
@@ -291,7 +291,10 @@ def test_chat_keeps_the_conversation(saved, run, stdin, tmp_path):
         messages.append({"role": "assistant", "content": answer})
         expected.append(answer)
     assert answers.split() == " ".join(expected).split() != []
-    saved["chat"] = saved["generate"]
+    own, saved["generate"] = saved["generate"], saved["chat"]
+    run("generate", "Ada", "--max-new-tokens", "1")
+    assert any(f"`trivium chat {saved['chat']}`" in each for each in warned)
+    saved["chat"] = saved["generate"] = own
     stdin("Ada")
     (error,) = run("chat", code=1)
     assert "no chat template" in error

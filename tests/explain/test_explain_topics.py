@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trivium import cli
 from trivium.errors import TriviumError
 from trivium.explain import Bilingual, explain, get_topic_summary, list_topics
 from trivium.explain import page as page_module
@@ -51,6 +52,12 @@ def test_every_topic(name):
         reader = _Balanced()
         reader.feed(page.html(language))
         assert not reader.open
+
+
+def test_a_negative_number_is_no_option(capsys):
+    assert cli.main(["explain", "feed-forward", "1", "-1", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert cli.main(["explain", "feed-forward", "1", "--no-such-option"]) == 2
 
 
 def test_an_unknown_topic_is_refused_with_the_nearest():

@@ -158,6 +158,9 @@ def test_words_of_a_text_are_those_of_training_with_their_characters():
     model = LanguageModel(model.spec, model.module, model.tokenizer, trained)
     with pytest.warns(match='"\u5317\u4eac.*" has no spaces between its words.*jieba'):
         assert len(model.tag("\u5317\u4eac\u5927\u5b66\u5728\u5317\u4eac\u3002")) == 8
+    with pytest.warns(match="has no spaces between its words"):  # short, and still no word
+        assert len(model.tag("\u4e0b\u96e8\u4e86\u3002")) == 4
+    assert len(model.tag("\u5317\u4eac")) == 1
     segmented = model.tag("\u5317\u4eac \u5927\u5b66 \u5728 \u5317\u4eac \u3002")  # no warning
     assert [one.word for one in segmented][:2] == ["\u5317\u4eac", "\u5927\u5b66"]
 

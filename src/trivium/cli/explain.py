@@ -46,7 +46,12 @@ class _TopicGroup(TyperGroup):
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
         for name, outline in load_json("topics").items():
             summary = render(get_topic_summary(name), detect_language())
-            topics.command(name, short_help=summary)(_build_command(name, **outline))
+            annotations = [kind for kind, _ in outline["parameters"].values()]
+            # Where the argument is a list of numbers, -1 is a number and not an option.
+            settings = {"ignore_unknown_options": "list[float]" in " ".join(annotations[:1])}
+            topics.command(name, short_help=summary, context_settings=settings)(
+                _build_command(name, **outline)
+            )
         group: Any = typer.main.get_command(topics)
         self.commands |= group.commands
 

@@ -111,6 +111,13 @@ def generate(
 
     if num_beams is not None and (num_samples > 1 or rank is not None):
         raise UsageError("beam search generates one text: leave out --num-samples and --rank.")
+    chats = lm.settings.chat_template is not None
+    if chats and rank is None:
+        warnings.warn(
+            f"this model was trained on conversations, and its chat template is not used here: "
+            f"`trivium chat {model}` asks the model.",
+            stacklevel=2,
+        )
     drafts = generation.load_draft(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
         warnings.warn(
@@ -133,11 +140,12 @@ def generate(
     batches = generation.batch_prompts(
         known, num_samples, options.pop("seed", None), one_by_one=asks
     )
-    chats = rank is not None and lm.settings.chat_template is not None
     generated = (
         sample
         for batch in batches
-        for sample in generation.generate_samples(lm, options, batch, slots, drafts, chats)
+        for sample in generation.generate_samples(
+            lm, options, batch, slots, drafts, chats and rank is not None
+        )
     )
     if rank is not None:
         reward = generation.load_reward(rank)

@@ -17,8 +17,9 @@ from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
-# Maximum number of characters in a Chinese word; a few transliterated names are longer.
-_MAX_WORD_LENGTH = 6
+# Maximum number of characters in a Chinese word; a few transliterated names are longer. Longer runs
+# have no spaces between their words, and so have runs of more than two in a text without spaces.
+_MAX_WORD_LENGTH, _MAX_LONE_WORD_LENGTH = 6, 2
 _CJK = UNSPACED.pattern
 # Letters, numbers and combining characters: vowel signs, accents, joiners.
 _OTHER = rf"(?!{_CJK})[\w\p{{M}}\u200c\u200d]"
@@ -77,7 +78,8 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
         return [Word(word, start, start + len(word)) for word, start in zip(text, starts)]
     words = _split_words(_WORDS, text)
     if not by_character:
-        if all(len(one.text) <= _MAX_WORD_LENGTH for one in words if UNSPACED.match(one.text)):
+        limit = _MAX_WORD_LENGTH if any(map(str.isspace, text)) else _MAX_LONE_WORD_LENGTH
+        if all(len(one.text) <= limit for one in words if UNSPACED.match(one.text)):
             return words
         warnings.warn(
             f'"{shorten(text, 40)}" has no spaces between its words, which this model was trained '

@@ -253,8 +253,10 @@ class TextModel:
         advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
         if capability == "logits":
             raise SpecError(f"this model has no head, which logits need. {advice}")
+        heads = ", ".join(head.kind for head in self.spec.heads) or "none"
         raise SpecError(
-            f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
+            f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family} and has "
+            f"the heads: {heads}. {advice}"
         )
 
     def reading(self, special_tokens: SpecialTokens | None) -> Self:

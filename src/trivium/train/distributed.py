@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
 from trivium.nn.blocks import Block, Residual
+from trivium.train import hardware
 from trivium.train.starting_weights import StartingWeights
 from trivium.train.tensor_parallel import parallelize
 from trivium.train.train_config import ParallelConfig
@@ -295,6 +296,7 @@ def parallelize_step(
             find_unused_parameters=has_unused,
             broadcast_buffers=False,  # buffers are equal: same seed, same tokenizer
         )
+    hardware.return_freed_memory()
     # Harmless warnings: about views that are never changed in place, and about the gradients of
     # norms, which are reduced once along each axis.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")

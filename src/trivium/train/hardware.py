@@ -40,6 +40,7 @@ _LARGEST_MEASURED, _FEW_ROWS, _HOPELESS = 2048, 64, 8
 _THREADS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 _ASSUMED_MEMORY = 8 * 2**30
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
+_SMALL_ALLOCATION = 1 << 20  # bytes
 
 
 def choose_device(name: str) -> torch.device:
@@ -236,10 +237,24 @@ def keep_freed_memory() -> None:
     Every training step allocates tensors of the same sizes. With glibc's default thresholds, the
     kernel would map and zero new pages each time. Does nothing with other C libraries.
     """
+    _set_malloc_thresholds(1 << 30, (1 << 31) - 1)
+
+
+def return_freed_memory() -> None:
+    """Configure glibc to return the memory of a tensor to the system as soon as it is freed.
+
+    FSDP gathers a block, uses it and frees it. If glibc kept this memory, fragmentation would more
+    than double the peak memory of a process on a CPU. Does nothing with other C libraries.
+    """
+    _set_malloc_thresholds(_SMALL_ALLOCATION, _SMALL_ALLOCATION)
+
+
+def _set_malloc_thresholds(mapped: int, trimmed: int) -> None:
+    """Set from how many bytes on glibc maps memory of its own, and trims the end of the heap."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
-        library.mallopt(_MALLOC_MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(_MALLOC_TRIM_THRESHOLD, (1 << 31) - 1)
+        library.mallopt(_MALLOC_MMAP_THRESHOLD, mapped)
+        library.mallopt(_MALLOC_TRIM_THRESHOLD, trimmed)
 
 
 def available_memory(device: torch.device) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
+from trivium.messages import translated
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.progress import handle_signals
 from trivium.train.callback import Callback
@@ -766,6 +767,7 @@ def _handle_stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
     it from the terminal.
     """
     received = False
+    stopping, again = translated("run.stopping"), translated("run.stopping_again")
 
     def on_signal(signum: int, frame: Any) -> None:
         nonlocal received
@@ -774,12 +776,12 @@ def _handle_stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
         received = True
         if not parallel.is_main:
             return
-        message = b"stopping after this step"
+        message = stopping
         if parallel.size == 1 and signum == signal.SIGINT:
-            message += b"; Ctrl-C again stops at once, without saving"
+            message = again
         # Python's own streams do not allow a handler to interrupt another write.
         with suppress(OSError):
-            os.write(2, b"\n" + message + b"\n")
+            os.write(2, f"\n{message}\n".encode())
 
     with handle_signals(on_signal):
         yield lambda: received

@@ -81,6 +81,15 @@ def explain(
         names[:_SHOWN],
         get_text("sampling.probabilities_by"),
     )
+    spread = Table(
+        [
+            "T",
+            get_text("sampling.highest"),
+            get_text("sampling.entropy"),
+            get_text("sampling.tokens_of_90"),
+        ],
+        [_describe_spread(scores, t) for t in sorted({*_TEMPERATURES, temperature})],
+    )
     note = get_text("sampling.note")
     data = {
         "tokens": names,
@@ -92,7 +101,20 @@ def explain(
     title = get_text("sampling.sampling_next_token")
     hidden = get_text("sampling.shown_tokens", shown=_SHOWN, total=len(names))
     shown = [hidden] if len(names) > _SHOWN else []
-    return Page(title, [formula, *shown, table, temperatures, note], data)
+    return Page(title, [formula, *shown, table, temperatures, spread, note], data)
+
+
+def _describe_spread(logits: Tensor, temperature: float) -> list[str | float]:
+    """Return a row that describes how spread the distribution is at a temperature.
+
+    `logits` [V] are sorted from high to low. The row has the temperature, the highest probability,
+    the entropy in nats, and the smallest number of tokens whose probabilities sum to 0.9.
+    """
+    logps = (logits / temperature).log_softmax(-1)
+    probabilities = logps.exp()
+    entropy = -(probabilities * logps).nan_to_num(0.0).sum()
+    count = int((probabilities.cumsum(-1) < 0.9).sum()) + 1
+    return [f"{temperature:g}", f"{probabilities[0]:.4f}", f"{entropy:.2f}", f"{count:,}"]
 
 
 def _pair_words_with_logits(
