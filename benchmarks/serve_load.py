@@ -6,7 +6,7 @@ until the time is up. Reported are generated tokens per second, the time to the 
 the last, the number of requests by their end, and the server's memory before the first request of
 the clients, at half time, and after the last request. A request is
 
-- answered if its stream ends with [DONE];
+- answered if its stream has a finish reason or ends with [DONE];
 - refused if the server's queue is full (status 429);
 - timed out if the server ends it after its time limit (status 504, or this error in the stream);
 - lost otherwise: another error, a broken connection, or no byte within `ANSWER_SECONDS`.
@@ -190,7 +190,8 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        started, pieces, usage, done = time.perf_counter(), 0, None, False
+        started, pieces, usage = time.perf_counter(), 0, None
+        done = ended = False
         async with http.stream("POST", f"{self.url}/v1/completions", json=body) as response:
             if response.status_code == 429:
                 self.refused += 1
@@ -210,7 +211,8 @@ class Load:
                     self.first_token.append(time.perf_counter() - started)
                 pieces += bool(event.get("choices"))
                 usage = event.get("usage") or usage
-        if not done:
+                ended |= any(each.get("finish_reason") for each in event.get("choices", ()))
+        if not (done or ended):
             raise ValueError("the stream has no end")
         self.whole.append(time.perf_counter() - started)
         self.tokens += usage["completion_tokens"] if usage else pieces
