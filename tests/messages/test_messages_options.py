@@ -12,7 +12,14 @@ import typer
 from trivium import cli
 
 SOURCE = Path(__file__).parents[2] / "src" / "trivium"
-TORCHRUN = {"--nproc-per-node", "--rdzv-id", "--max-restarts"}
+TORCHRUN = {
+    *("--nnodes", "--nproc-per-node", "--standalone", "--max-restarts", "--shutdown-timeout"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+}
+SLURM = {
+    *("--gpus-per-node", "--job-name", "--nodes", "--ntasks-per-node", "--requeue", "--signal"),
+    "--time",
+}
 STYLES = {"--text-xl", "--font", "--font-mono"}  # CSS variables of the playground
 PREFIX = "--no-"  # of the second name of a flag
 
@@ -34,7 +41,7 @@ def texts(file: Path) -> list[str]:
 
 def test_options_in_messages_exist():
     commands = [typer.main.get_command(cli.app), *map(cli.load_command, cli.commands())]
-    known = {"--help", PREFIX}.union(TORCHRUN, STYLES, *map(options, commands))
+    known = {"--help", PREFIX}.union(TORCHRUN, SLURM, STYLES, *map(options, commands))
     files = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.toml")]
     named = [(file.name, text) for file in files for text in texts(file)]
     wrong = {

@@ -29,7 +29,7 @@ def run(script: str, folder) -> list[str]:
     for name, body in stubs.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": "/home/ada"}
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
     environment |= {"SLURM_NNODES": "8", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host[1-2]"}
     result = subprocess.run(
         ["bash"], input=script, env=environment, capture_output=True, text=True, check=True
@@ -50,7 +50,7 @@ def test_a_slurm_script_starts_the_planned_run(capsys, tmp_path):
     assert words[words.index("--rdzv-endpoint") + 1] == "host1:29400"
     run_words = words[words.index("trivium") + 1 :]
     assert run_words[:2] == ["pretrain", "llama-7b"]
-    assert run_words[run_words.index("--out") + 1] == "/home/ada/runs/llama-7b"
+    assert run_words[run_words.index("--out") + 1] == str(tmp_path / "runs" / "llama-7b")
     load_command("pretrain").make_context("pretrain", run_words[1:])
     recipe = load_recipe("llama-7b", settings_of(run_words))
     assert recipe.parallel.data == "fsdp"

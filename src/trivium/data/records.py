@@ -21,6 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from huggingface_hub import constants
+from huggingface_hub.utils import get_session
+
 from trivium.data.sources import Paths, Source, file_format, list_sources
 from trivium.errors import DataError, did_you_mean, require_extra, shorten
 from trivium.files import STDIN, open_text, reject_lfs_pointer
@@ -648,9 +651,6 @@ def find_hub_problem() -> str | None:
 
     Without this question, its libraries retry each of their requests five times, with pauses.
     """
-    from huggingface_hub import constants  # slow to import
-    from huggingface_hub.utils import get_session
-
     endpoint = constants.ENDPOINT
     try:
         get_session().head(endpoint, timeout=10)
