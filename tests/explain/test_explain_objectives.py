@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 from run_settings import quiet, settings
 
 from trivium.errors import RecipeError, TriviumError
@@ -87,6 +89,16 @@ def test_what_top_p_leaves_is_as_the_paper_says():
     expected = p / p.sum()
     assert np.allclose(data["probabilities"]["top-p 0.8"], expected)
     assert np.abs(np.array(data["draws"]) / 1000 - expected).max() < 0.06
+
+
+def test_the_spread_of_a_distribution_by_temperature():
+    logits = [2.0, 1.0, 0.0, -1.0]
+    rows = [line.split() for line in explain("sampling", logits).text("en").splitlines()]
+    for temperature in (0.2, 0.8, 1.0, 3.0):
+        p = scipy.special.softmax(np.array(logits) / temperature)
+        needed = next(n for n in range(1, 5) if p[:n].sum() >= 0.9)
+        row = f"{temperature:g} {p[0]:.4f} {scipy.stats.entropy(p):.2f} {needed}"
+        assert row.split() in rows
 
 
 def test_a_tokenizer_without_a_mask_is_refused(tmp_path):

@@ -58,6 +58,7 @@ def test_a_negative_number_is_no_option(capsys):
     assert cli.main(["explain", "feed-forward", "1", "-1", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
     assert cli.main(["explain", "feed-forward", "1", "--no-such-option"]) == 2
+    assert "No such option: --no-such-option" in capsys.readouterr().err
 
 
 def test_an_unknown_topic_is_refused_with_the_nearest():

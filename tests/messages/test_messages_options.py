@@ -17,7 +17,15 @@ TORCHRUN = {
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
 }
 SLURM = {
-    *("--gpus-per-node", "--job-name", "--nodes", "--ntasks-per-node", "--requeue", "--signal"),
+    *(
+        "--cpus-per-task",
+        "--gpus-per-node",
+        "--job-name",
+        "--nodes",
+        "--ntasks-per-node",
+        "--requeue",
+        "--signal",
+    ),
     "--time",
 }
 STYLES = {"--text-xl", "--font", "--font-mono"}  # CSS variables of the playground

@@ -12,6 +12,7 @@ import pytest
 
 from trivium import cli
 from trivium.cli import load_command
+from trivium.errors import RecipeError
 from trivium.train.recipe_loading import load_recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -82,6 +83,22 @@ def test_one_machine_gets_a_command(capsys, tmp_path):
     recipe = load_recipe("gpt2", settings_of(words))
     assert recipe.train.budget == ("steps", 10)
     assert shlex.split(command)[0] == "torchrun"
+
+
+def test_a_script_for_labelled_examples_has_settings_that_the_run_accepts(capsys, tmp_path):
+    recipe = tmp_path / "dpo.toml"
+    recipe.write_text(
+        '[model]\npreset = "llama-tiny"\n[data]\npaths = ["pairs.jsonl"]\n'
+        '[objective]\nkind = "preference"\n[train]\nepochs = 2\n'
+    )
+    arguments = [str(recipe), "--gpus", "2", "--length", "64", "--batch-tokens", "4e3"]
+    words = run(launched(capsys, *arguments, "--launch", "torchrun"), tmp_path)
+    assert words[words.index("trivium") + 1] == "finetune"
+    loaded = load_recipe(str(recipe), settings_of(words))
+    assert loaded.train.budget == ("epochs", 2)
+    assert loaded.data.length == 64
+    with pytest.raises(RecipeError, match="is for text"):  # which a run would refuse, too
+        load_recipe(str(recipe), [*settings_of(words), "train.batch_tokens=4000"])
 
 
 @pytest.mark.parametrize(

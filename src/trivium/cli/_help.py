@@ -42,7 +42,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
 
     def write_heading(self, heading: str) -> None:
         """Write the heading of a section, such as "Options", in the language of the terminal."""
-        self.write(f"{'':>{self.current_indent}}{_translate_click_texts(f'{heading}:')}\n")
+        self.write(f"{'':>{self.current_indent}}{_translate_and_space(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
         """Write paragraphs of text. Examples are not wrapped, so that users can copy them."""

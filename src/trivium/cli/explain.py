@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import inspect
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from trivium.cli import add_parameter_help, load_json
 from trivium.cli._shared import print_json
@@ -27,11 +28,21 @@ from trivium.explain.page import render
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, detect_language
 
+_NEGATIVE_NUMBER = re.compile(r"-\.?\d.*")
 _NAMES = {"Literal": Literal, "pathlib": pathlib}
 """The names that the annotations of topics use.
 
 The annotations are stored as text and then evaluated.
 """
+
+
+class _TopicCommand(TyperCommand):
+    """A command of `trivium explain`. Its arguments may be negative numbers, such as -1."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Click alone would report -1 as an unknown option."""
+        ctx.ignore_unknown_options = any(map(_NEGATIVE_NUMBER.fullmatch, args))
+        return super().parse_args(ctx, args)
 
 
 class _TopicGroup(TyperGroup):
@@ -46,12 +57,8 @@ class _TopicGroup(TyperGroup):
         topics = typer.Typer(add_completion=False, rich_markup_mode=None)
         for name, outline in load_json("topics").items():
             summary = render(get_topic_summary(name), detect_language())
-            annotations = [kind for kind, _ in outline["parameters"].values()]
-            # Where the argument is a list of numbers, -1 is a number and not an option.
-            settings = {"ignore_unknown_options": "list[float]" in " ".join(annotations[:1])}
-            topics.command(name, short_help=summary, context_settings=settings)(
-                _build_command(name, **outline)
-            )
+            command = _build_command(name, **outline)
+            topics.command(name, cls=_TopicCommand, short_help=summary)(command)
         group: Any = typer.main.get_command(topics)
         self.commands |= group.commands
 

@@ -114,8 +114,8 @@ def generate(
     chats = lm.settings.chat_template is not None
     if chats and rank is None:
         warnings.warn(
-            f"this model was trained on conversations, and its chat template is not used here: "
-            f"`trivium chat {model}` asks the model.",
+            "this model has a chat template, which `generate` does not use: "
+            f"`trivium chat {model}` uses the template.",
             stacklevel=2,
         )
     drafts = generation.load_draft(draft, device, lm)

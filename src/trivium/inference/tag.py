@@ -17,8 +17,9 @@ from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
-# Maximum number of characters in a Chinese word; a few transliterated names are longer. Longer runs
-# have no spaces between their words, and so have runs of more than two in a text without spaces.
+# Maximum number of characters in a Chinese word; a few transliterated names are longer. A longer
+# run of characters lacks spaces between its words. In a text without any space, a run of more than
+# two characters does.
 _MAX_WORD_LENGTH, _MAX_LONE_WORD_LENGTH = 6, 2
 _CJK = UNSPACED.pattern
 # Letters, numbers and combining characters: vowel signs, accents, joiners.

@@ -194,7 +194,10 @@ def _describe_deepseek_v2(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _describe_deepseek_v3(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of DeepSeek-V3; with the choice of all groups, there are no groups."""
+    """Return the numbers of DeepSeek-V3.
+
+    The groups of experts are left out if all of them are used, because they then change nothing.
+    """
     numbers = {
         **_describe_deepseek_v2(config),
         "expert_gating_func": 2,  # sigmoid

@@ -195,10 +195,10 @@ class LabelledObjective(Objective):
         """
 
     def remember_encoded(self, examples: Sequence[Any], encoded: EncodedExamples) -> None:
-        """Store what the metrics need of the encoded examples. By default, nothing is stored.
+        """Store what the metrics need of the validation examples. By default, nothing is stored.
 
-        A run calls this method in every process once for each split, after all of its examples have
-        been encoded. `encode`, in contrast, gets only a part of the examples in each process.
+        A run calls this method once in every process, with all validation examples. `encode`, in
+        contrast, gets only a part of the examples in each process.
         """
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:

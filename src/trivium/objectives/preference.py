@@ -185,7 +185,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
     )
 
     _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """The reference log-probabilities of both responses of every pair, by file and line."""
+    """The reference log-probabilities of both responses of validation pairs, by file and line."""
 
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:
@@ -219,7 +219,7 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return logq
 
     def remember_encoded(self, examples: Sequence[Preference], encoded: EncodedExamples) -> None:
-        """Store the reference log-probabilities of the examples for `compute_metrics`."""
+        """Store the reference log-probabilities of validation examples for `compute_metrics`."""
         kept = itertools.compress(examples, has_target(encoded.truncations))
         assert encoded.sequence_labels is not None
         labels = np.array(encoded.sequence_labels)

@@ -18,6 +18,7 @@ Launcher = Literal["torchrun", "slurm"]
 
 # A job asks for more time than planned, and for this many hours if the time is unknown.
 _EXTRA_TIME, _DEFAULT_HOURS = 1.2, 24.0
+_CPUS_PER_GPU = 4  # for the process of the GPU and the threads that prepare its batches
 _COMMAND = Template("""\
 torchrun --standalone --nproc-per-node $gpus \\
     -m trivium $command $model \\
@@ -30,6 +31,7 @@ _SLURM = Template("""\
 #SBATCH --nodes=$nodes
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=$gpus
+#SBATCH --cpus-per-task=$cpus
 #SBATCH --time=$time
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
@@ -56,7 +58,7 @@ srun torchrun \\
 def format_launch(plan: TrainingPlan, launcher: Launcher, overrides: Sequence[str] = ()) -> str:
     """Return the command line or the script that starts a planned run.
 
-    The places of the text and of the run are examples, which the user changes.
+    The paths of the text and of the run are examples that the user changes.
 
     Args:
         plan: the plan, whose name is a preset or a recipe.
@@ -75,27 +77,36 @@ def format_launch(plan: TrainingPlan, launcher: Launcher, overrides: Sequence[st
     given = {each.partition("=")[0] for each in overrides}
     if any(f"train.{budget}" in given for budget in BUDGETS):
         given.add("train.tokens")
-    settings = [each for each in _list_settings(plan) if each.partition("=")[0] not in given]
+    recipe = load_recipe(plan.name, overrides)
+    settings = _list_settings(plan, labelled=recipe.labelled)
+    settings = [each for each in settings if each.partition("=")[0] not in given]
     hours = plan.days * 24 * _EXTRA_TIME or _DEFAULT_HOURS
     days, minutes = divmod(math.ceil(hours * 60), 24 * 60)
+    gpus = min(work.gpus, NODE)
     template = _SLURM if launcher == "slurm" else _COMMAND
     return template.substitute(
-        command="finetune" if load_recipe(plan.name, overrides).labelled else "pretrain",
+        command="finetune" if recipe.labelled else "pretrain",
         model=shlex.quote(plan.name),
         run=shlex.quote(plan.name.rpartition("/")[2].removesuffix(".toml")),
         nodes=max(1, work.gpus // NODE),
-        gpus=min(work.gpus, NODE),
+        gpus=gpus,
+        cpus=_CPUS_PER_GPU * gpus,
         time=f"{days}-{minutes // 60:02}:{minutes % 60:02}:00",
         settings=" \\\n    ".join(f"--set {shlex.quote(each)}" for each in [*overrides, *settings]),
     )
 
 
-def _list_settings(plan: TrainingPlan) -> list[str]:
-    """Return the recipe keys of a plan as KEY=VALUE: its row length, batch, tokens and layout."""
+def _list_settings(plan: TrainingPlan, *, labelled: bool) -> list[str]:
+    """Return the recipe keys of a plan as KEY=VALUE: its row length, batch, tokens and layout.
+
+    If the recipe has labelled examples, its batch and its budget are not counted in tokens and are
+    left as they are.
+    """
     step = plan.step
     layout, values = step.layout, {"data.length": step.work.length}
-    values["train.batch_tokens"] = round(step.work.batch_tokens)
-    if plan.tokens:
+    if not labelled:
+        values["train.batch_tokens"] = round(step.work.batch_tokens)
+    if plan.tokens and not labelled:
         values["train.tokens"] = round(plan.tokens)
     settings = [f"{key}={value}" for key, value in values.items()]
     if step.work.gpus > 1:

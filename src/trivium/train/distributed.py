@@ -289,6 +289,8 @@ def parallelize_step(
         if weights is not None:
             weights.load_into(model, device)
         train_step.to(device)
+        # PyTorch 2.13 recommends an option that would also broadcast the buffers at the start.
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
         return DistributedDataParallel(
             train_step,
             process_group=parallel.data.get_group(),

@@ -250,7 +250,12 @@ def return_freed_memory() -> None:
 
 
 def _set_malloc_thresholds(mapped: int, trimmed: int) -> None:
-    """Set from how many bytes on glibc maps memory of its own, and trims the end of the heap."""
+    """Set two thresholds of glibc in bytes.
+
+    Allocations of at least `mapped` bytes are memory-mapped one by one, and returned to the system
+    when they are freed. If more than `trimmed` bytes at the end of the heap are free, they are
+    returned, too.
+    """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
         library.mallopt(_MALLOC_MMAP_THRESHOLD, mapped)

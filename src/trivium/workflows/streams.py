@@ -67,7 +67,8 @@ def build_streams(
             if source.select(split):
                 encode = _encode_prompts if source.objective.rolls_out else _encode_or_open
                 data = encode(source, split, setup.lm, folder / f"{number}-{split}", parallel)
-                source.objective.remember_encoded(source.select(split), data)
+                if split != TRAIN:  # metrics are computed on validation examples
+                    source.objective.remember_encoded(source.select(split), data)
                 check_example_ids(data, spec)
                 source.store_truncations(split, data.truncations, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
@@ -157,9 +158,9 @@ def _encode_or_open(
 ) -> EncodedExamples:
     """Open the encoded examples of a split in the cache. If there are none, encode them.
 
-    The processes share the work: each one encodes a part of the examples. If there is no cache, or
-    if the result depends on the weights of the model, it is stored in `folder`, a folder of the
-    run.
+    The processes share the work: each one encodes a part of the examples. Without a cache, or if
+    `encode` uses the weights of the model, the encoded examples are stored in `folder`, a folder of
+    the run.
     """
     entry = None
     if source.table.cache is not None and not source.objective.encodes_with_model:
