@@ -351,12 +351,17 @@ class _ZstandardFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def open_text(
-    path: str | Path, *, errors: str = "strict", encoding: str = "utf-8"
+    path: str | Path,
+    *,
+    errors: str = "strict",
+    encoding: str = "utf-8",
+    extent: tuple[int, int] | None = None,
 ) -> Iterator[TextIO]:
     """Open a text file, a remote object or standard input ("-"). Compressed files are decompressed.
 
     A byte order mark at the start of UTF-8 or UTF-16 is removed. `\\r\\n` and `\\r` become `\\n`.
-    With `errors="replace"`, invalid bytes are read as U+FFFD.
+    With `errors="replace"`, invalid bytes are read as U+FFFD. With `extent`, only the bytes of a
+    local file from the first offset up to (excluding) the second are read, all at once.
 
     Raises:
         DataError: the file cannot be read, is binary, or has another encoding. For UTF-8, the
@@ -364,6 +369,9 @@ def open_text(
             block are converted, too.
     """
     with open_binary(path) as file:
+        if extent is not None:
+            file.seek(extent[0])
+            file = io.BufferedReader(io.BytesIO(file.read(extent[1] - extent[0])))
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
         for signature, kind in _BINARY.items():
             if block.startswith(signature):

@@ -174,7 +174,9 @@ def _train_or_reuse_tokenizer(
             return tokenizer
     message = translated("tokenizer.training_of_size", kind=kind, size=size)
     print(message, file=sys.stderr, flush=True)
-    return Tokenizer.train(kind, texts=read_training_texts(paths, options), vocab_size=size)
+    max_bytes = Tokenizer.get_config_class(kind).model_fields["sample_bytes"].default
+    texts = read_training_texts(paths, options, max_bytes=max_bytes)
+    return Tokenizer.train(kind, texts=texts, vocab_size=size)
 
 
 def _format_summary(shards: Shards, out: str) -> str:

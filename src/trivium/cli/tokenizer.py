@@ -99,11 +99,13 @@ def train(
             f"file: write --out {out.with_suffix('')} or leave --max-length out."
         )
     check_libraries(paths)
-    Tokenizer.get_config_class(kind)  # raises an error before the text is read
+    fields = Tokenizer.get_config_class(kind).model_fields  # raises an error for an unknown kind
+    max_bytes = sample_bytes or fields["sample_bytes"].default
+    documents = read_documents(paths, ReadOptions(**data_options), max_bytes=max_bytes)
     typer.echo(translated("tokenizer.training", kind=kind), err=True)
     tokenizer = Tokenizer.train(
         kind,
-        texts=(document.text for document in read_documents(paths, ReadOptions(**data_options))),
+        texts=(document.text for document in documents),
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
         lowercase=lowercase,

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, TextIO
 
 from trivium.config import option
+from trivium.data.corpus_sample import sample_sources
 from trivium.data.records import (
     RECORD_SUFFIXES,
     ReadReport,
@@ -72,23 +73,39 @@ class ReadOptions:
         check_encoding(self.encoding)
 
 
-def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
+def read_documents(
+    paths: Paths, options: ReadOptions = ReadOptions(), *, max_bytes: int | None = None
+) -> Iterator[Document]:
     """Yield the documents in files, globs, folders, "-" (standard input) and "hf:NAME".
 
     In files with named columns (see `trivium.data.records.read_records`), the text column of each
     record is a document. Standard input and all other files are plain text. Documents without a
-    visible character are skipped.
+    visible character are skipped. If `max_bytes` is set, only random parts of a large corpus are
+    read, with about as many bytes (see `sample_sources`).
 
     Raises DataError if a source cannot be read, or if no source contains a document.
     """
     sources = list_text_sources(paths).sources
     empty = True
-    for source in sources:
+    for source in sample(sources, options, max_bytes):
         for text in join_texts(read_parts(source, options)):
             empty = False
             yield Document(text, source.name)
     if empty:
         raise make_no_text_error(sources)
+
+
+def sample(
+    sources: tuple[Source, ...], options: ReadOptions, max_bytes: int | None
+) -> tuple[Source, ...]:
+    """Return random parts of the sources with about `max_bytes` bytes (see `sample_sources`).
+
+    If `max_bytes` is None, the sources are returned unchanged.
+    """
+    if max_bytes is None:
+        return sources
+    separator = resolve_escapes(options.separator)
+    return sample_sources(sources, max_bytes, separator=separator, encoding=options.encoding)
 
 
 def list_text_sources(paths: Paths) -> SourceList:
@@ -167,14 +184,16 @@ def _has_columns(source: Source) -> bool:
 
 def _read_plain_text(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     """Split a plain text file into documents. Yields pairs (part, is_last) as `read_parts` does."""
-    with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
+    with open_text(
+        source.name, errors=options.errors, encoding=options.encoding, extent=source.extent
+    ) as file:
         yield from join_parts(_split_file(file, options.separator))
 
 
 def _read_text_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     """Yield a pair (text, True) for every record. Records without text are skipped."""
     name = options.text_field
-    reading = RecordOptions(None, (name,), options.errors, options.encoding)
+    reading = RecordOptions(None, (name,), options.errors, options.encoding, extent=source.extent)
     for record in read_source_records(source, reading):
         text = record.value(name, "--text-field NAME")
         if not isinstance(text, str | None):

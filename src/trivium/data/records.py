@@ -53,6 +53,7 @@ class RecordOptions:
         bad: a counter of invalid records. If it is set, invalid records are counted and skipped. If
             None, an invalid record raises an error.
         report: a report that counts the column layouts of the records.
+        extent: the part of a file with JSON lines that is read, as in `Source`.
     """
 
     header: Sequence[str] | None = None
@@ -61,6 +62,7 @@ class RecordOptions:
     encoding: str = "utf-8"
     bad: BadRecords | None = None
     report: ReadReport | None = None
+    extent: tuple[int, int] | None = None
 
     def count_or_raise(self, error: DataError) -> None:
         """Count the error of an invalid record in `bad` if `bad` is set, otherwise raise it."""
@@ -414,10 +416,12 @@ def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
 
 def _read_json_lines(path: str, options: RecordOptions) -> Iterator[Record]:
     """Yield the records of a file with one JSON object per line. Blank lines are skipped."""
+    place = "standard input" if path == STDIN else path
+    place += f" from byte {options.extent[0]:,} on" if options.extent else ""
     with _open_file(path, options) as file:
         for number, line in enumerate(file, start=1):
             if not line.isspace():
-                location = f"{'standard input' if path == STDIN else path}, line {number}"
+                location = f"{place}, line {number}"
                 with options.skip_invalid_records():
                     yield _to_record(_parse_json(line.rstrip(), location, options.errors), location)
 
@@ -515,7 +519,7 @@ def _read_table(path: str, options: RecordOptions) -> Iterator[Record]:
 
 def _open_file(path: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
     """Open a text file with the encoding and the error handling from the options."""
-    return open_text(path, errors=options.errors, encoding=options.encoding)
+    return open_text(path, errors=options.errors, encoding=options.encoding, extent=options.extent)
 
 
 def _read_table_rows(path: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:

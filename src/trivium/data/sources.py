@@ -34,6 +34,8 @@ class Source:
         modified: the modification time of a file in nanoseconds; 0 for other sources.
         split: the split of all documents in the source. If None, the split of each document depends
             on the hash of its text.
+        extent: the first byte of the part of the file that is read, and the byte after its last;
+            None for the whole file.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Source:
     size: int = 0
     modified: int = 0
     split: str | None = None
+    extent: tuple[int, int] | None = None
 
     @property
     def kind(self) -> Literal["file", "stdin", "hub"]:

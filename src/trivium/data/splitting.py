@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Literal
 
 from trivium.config import option
-from trivium.data.documents import PART, ReadOptions, list_text_sources, read_parts, resolve_escapes
+from trivium.data.documents import (
+    PART,
+    ReadOptions,
+    list_text_sources,
+    read_parts,
+    resolve_escapes,
+    sample,
+)
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.sources import Paths, Source, identify_source
 from trivium.errors import DataError
@@ -253,26 +260,32 @@ def read_splits(
     return ((split, "".join(parts)) for split, parts in _read_split_parts(paths, options))
 
 
-def _read_split_parts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
+def _read_split_parts(
+    paths: Paths, options: CorpusOptions, max_bytes: int | None = None
+) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the deduplicated documents of a corpus as pairs (split, parts of the text).
 
-    The caller must read all parts of a document before it requests the next document.
+    The caller must read all parts of a document before it requests the next document. `max_bytes`
+    limits a large corpus, as in `read_training_texts`.
     """
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
-    for split, parts, digest in _hash_texts(paths, options):
+    for split, parts, digest in _hash_texts(paths, options, max_bytes):
         repeats = digest in seen[split] and not options.keep_duplicates
         if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
             seen[split].add(digest)
             yield split, parts
 
 
-def _hash_texts(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str], int]]:
+def _hash_texts(
+    paths: Paths, options: CorpusOptions, max_bytes: int | None = None
+) -> Iterator[tuple[str, Iterable[str], int]]:
     """Read and hash every document of a corpus. Yields tuples (split, parts, hash).
 
-    Duplicate documents are not dropped.
+    Duplicate documents are not dropped. `max_bytes` limits a large corpus, as in
+    `read_training_texts`.
     """
     plan = plan_corpus(paths, options)
-    for source in plan.sources:
+    for source in sample(plan.sources, options, None if plan.cut else max_bytes):
         for parts, digest in _hash_documents(plan.read_parts(source, options)):
             yield plan.assign_split(source, digest), parts, digest
 
@@ -303,12 +316,15 @@ def hash_validation_texts(paths: Paths, options: CorpusOptions) -> set[int]:
     return {digest for split, _, digest in _hash_texts(paths, options) if split == VALIDATION}
 
 
-def read_training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
+def read_training_texts(
+    paths: Paths, options: CorpusOptions = CorpusOptions(), *, max_bytes: int | None = None
+) -> Iterator[str]:
     """Yield the training texts of a corpus, for training a tokenizer.
 
-    A long text is yielded in several parts.
+    A long text is yielded in several parts. If `max_bytes` is set, only random parts of a large
+    corpus are read, with about as many bytes (see `sample_sources`).
     """
-    for split, parts in _read_split_parts(paths, options):
+    for split, parts in _read_split_parts(paths, options, max_bytes):
         if split == TRAIN:
             yield from parts
 

@@ -127,10 +127,11 @@ class ExampleSource:
             else len(self.train)
         )
 
-    def texts(self, side: str = "texts") -> Iterator[str]:
+    def texts(self, side: str = "texts", max_bytes: int | None = None) -> Iterator[str]:
         """Return the texts of the training examples.
 
         `side` is "source_texts" (only inputs), "target_texts" (only outputs) or "texts" (both).
+        `max_bytes` is ignored: the examples are read already.
         """
         return getattr(self.objective, side)(self.train)
 
@@ -185,9 +186,13 @@ class RawText:
     keep: bool
     """Whether the splits are also written as text files."""
 
-    def texts(self, side: str = "texts") -> Iterator[str]:
-        """Yield the training documents. `side` is ignored, since text has no inputs and outputs."""
-        return read_training_texts(list(self.config.paths), self.options)
+    def texts(self, side: str = "texts", max_bytes: int | None = None) -> Iterator[str]:
+        """Yield the training documents. `side` is ignored, since text has no inputs and outputs.
+
+        If there is much more text than `max_bytes`, random parts of the text are read.
+        """
+        paths = list(self.config.paths)
+        return read_training_texts(paths, self.options, max_bytes=max_bytes)
 
     def count_bytes(self, side: str = "texts") -> int:
         """Return the approximate size in bytes of the text. `side` is ignored."""
@@ -663,9 +668,11 @@ def _train_tokenizer(
     """
     config = recipe.tokenizer
     assert isinstance(config, TokenizerConfig)
-    size = min(_count_text_bytes(sources, side), config.sample_bytes)
-    shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     raw = [source for source in sources if not isinstance(source, TextSource)]
+    sizes = [source.count_bytes(side) for source in raw]
+    share = min(1.0, config.sample_bytes / max(sum(sizes), 1))
+    size = round(share * sum(sizes))
+    shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     log.print_message(
         "tokenizer",
         "tokenizer.training_on_text",
@@ -675,7 +682,9 @@ def _train_tokenizer(
         side=translated(f"side.{_SIDES[side]}"),
     )
     log.update(translated("tokenizer.in_training"))
-    texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
+    texts = itertools.chain.from_iterable(
+        source.texts(side, round(share * size)) for source, size in zip(raw, sizes, strict=True)
+    )
     tokenizer = config.train(texts, progress=lambda note: log.print_line(labelled("", note)))
     log.update("")
     return tokenizer
