@@ -463,7 +463,10 @@ def _make_encoding_error(path: str | Path, encoding: str) -> DataError | None:
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                data = line[: error.start + _BLOCK] + file.read(_BLOCK)
+                rest = file.read(_BLOCK)
+                if error.reason == "unexpected end of data" and not rest:
+                    return DataError(english("reason.file_is_cut", path=path))
+                data = line[: error.start + _BLOCK] + rest
                 guess = _guess_encoding(data)
                 key = "reason.file_has_encoding" if guess else "reason.file_has_other_encoding"
                 values: dict[str, object] = {"path": path, "line": number}

@@ -675,7 +675,7 @@ def _train_tokenizer(
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     log.print_message(
         "tokenizer",
-        "tokenizer.training_on_text",
+        "tokenizer.training_on_text" if size else "tokenizer.training_on_texts",  # unknown size
         kind=config.kind,
         size=config.size,
         shown=shown,
