@@ -31,6 +31,7 @@ PROGRAMS = (
     "onnx_files",
     "forecast",
     "host_memory",
+    "checkpoint_time",
     "labelled_data",
     "llama_cpp",
     "model_size",

@@ -11,6 +11,7 @@ import torch
 from double import FLOAT32, relative_error
 from safetensors.torch import load_file, save_file
 from shaken_models import TEXT, shaken
+from sharded_files import write_shards
 
 from trivium import model_folder
 from trivium.adapt import LoRA, add_lora
@@ -289,6 +290,33 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
         pytest.raises(CheckpointError, match="all of its checkpoints are damaged"),
     ):
         load(tmp_path)
+
+
+def test_a_checkpoint_of_shards_is_loaded_and_its_damage_is_found(model, other, tmp_path):
+    older = other.save(tmp_path / "checkpoints" / "step-00000500")
+    newest = model.save(tmp_path / "checkpoints" / "step-00001000")
+    (newest / WEIGHTS).unlink()
+    write_shards(newest, "model", model.module.state_dict(), 3)
+    names = [file.name for file in newest.iterdir() if file.name != "checksums.json"]
+    model_folder.write_checksums(newest, names)
+    (tmp_path / "recipe.toml").write_text("train.steps = 9000")
+    assert same(load(newest), model)
+    with pytest.warns(UserWarning, match="checkpoint of step 1,000"):
+        assert same(load(tmp_path), model)
+    shard = newest / "model-00002.safetensors"
+    content = shard.read_bytes()
+    damaged = bytearray(content)
+    damaged[-5] ^= 1
+    for damage in (content[:-7], bytes(damaged), None):
+        shard.write_bytes(damage) if damage is not None else shard.unlink()
+        with (
+            pytest.warns(UserWarning, match="step-00001000: .?model-00002.*using the checkpoint"),
+            pytest.warns(UserWarning, match="checkpoint of step 500"),
+        ):
+            assert same(load(tmp_path), other)
+    with pytest.raises(CheckpointError, match=r"model-00002.* is missing"):
+        load(newest)
+    assert same(load(older), other)
 
 
 def test_what_cannot_be_loaded(folder, tmp_path):

@@ -154,6 +154,24 @@ def file_lock(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
         # Another process removed the file after it was opened here.
 
 
+class HashedFile(io.FileIO):
+    """A file opened for writing, which computes the SHA-256 digest of its content meanwhile."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path, "wb")
+        self._hash = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        """Write a part of `data`. Returns the number of bytes that were written."""
+        count = super().write(data)
+        self._hash.update(memoryview(data)[:count])
+        return count
+
+    def sha256(self) -> str:
+        """Return the digest of the bytes written so far as a hexadecimal string."""
+        return self._hash.hexdigest()
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk (fsync). Skips folders on Windows."""
     try:

@@ -3,16 +3,20 @@
     model.safetensors  spec.json  tokenizer.json  source_tokenizer.json  checksums.json
 
 A folder contains at most two tokenizers. The files of `Settings` are in it too. A finished run has
-these files in its top folder, and every checkpoint has them. Nothing is pickled.
+these files in its top folder, and every checkpoint has them. In a checkpoint of several processes,
+the weights are sharded: `model-00001.safetensors` and so on, one file per process. Nothing is
+pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -33,12 +37,13 @@ from trivium.files import (
 from trivium.interop.hf_config import read_json_object
 from trivium.interop.sentence_transformers import POOLING
 from trivium.interop.settings import Settings
-from trivium.interop.tensor_files import read_safetensors, write_safetensors
+from trivium.interop.tensor_files import read_shards, write_safetensors
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.text import Tokenizer
 
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
+WEIGHT_FILES = "model*.safetensors"  # WEIGHTS, or the shards of a checkpoint
 SOURCE_TOKENIZER = "source_tokenizer.json"
 CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
 CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user made
@@ -119,9 +124,15 @@ def write_without_weights(
     return names
 
 
-def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the SHA-256 digests of the named files in a folder to its `checksums.json`."""
-    write_json(folder / CHECKSUMS, {name: sha256(folder / name) for name in names})
+def write_checksums(
+    folder: Path, names: Iterable[str], known: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write the SHA-256 digests of the named files in a folder to its `checksums.json`.
+
+    Files whose digest is in `known` are not read.
+    """
+    digests = {name: known.get(name) or sha256(folder / name) for name in names}
+    write_json(folder / CHECKSUMS, digests)
 
 
 def check_replaceable(folder: Path, *, overwrite: bool) -> None:
@@ -207,7 +218,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
     folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
     find_problem = find_damage if verify else lambda _: None
     has_checkpoints = any(checkpoints(folder))
-    if (path / WEIGHTS).is_file() and not (has_checkpoints and is_unfinished(path)):
+    if any(path.glob(WEIGHT_FILES)) and not (has_checkpoints and is_unfinished(path)):
         problem = find_problem(path)
         if problem is None:
             return path
@@ -259,20 +270,24 @@ def find_last_good_checkpoint(
 
 def find_damage(
     folder: Path,
-    names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER),
-    required: Iterable[str] = (WEIGHTS,),
+    patterns: Sequence[str] = (SPEC, WEIGHT_FILES, TOKENIZER, SOURCE_TOKENIZER),
+    required: Iterable[str] = (WEIGHT_FILES,),
 ) -> str | None:
     """Compare files in a folder with its `checksums.json`. Returns the first problem, or None.
 
-    The files in `names` are compared if they have a checksum. If `names` is empty, all files with a
-    checksum are compared. It is a problem if a file in `required` has no checksum.
+    Args:
+        folder: the folder of a model or a checkpoint.
+        patterns: patterns of file names. Files that match a pattern and have a checksum are
+            compared.
+        required: patterns of file names. It is a problem if no file with a checksum matches one.
     """
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
-        expected = {n: str(checksums[n]) for n in names or checksums if n in checksums}
+        names = [name for one in patterns for name in fnmatch.filter(checksums, one)]
+        expected = {name: str(checksums[name]) for name in names}
     except (DataError, TypeError, ValueError):
         return f"{CHECKSUMS} is missing or damaged"
-    if missing := sorted(set(required) - expected.keys()):
+    if missing := [one for one in required if not fnmatch.filter(expected, one)]:
         return f"{CHECKSUMS} does not list {missing[0]}"
     for name, digest in expected.items():
         if not is_file_name(name):
@@ -303,16 +318,17 @@ def read_spec(folder: Path) -> Spec:
 
 
 def read_model(folder: Path) -> LanguageModule:
-    """Build the model that a folder's spec describes, and load its weights (memory-mapped).
+    """Build the model that a folder's spec describes, and load its weights.
 
-    If the weights contain an ELECTRA generator and discriminator, only the discriminator is loaded.
+    Weights in a single file are memory-mapped, and shards are joined in memory. If the weights
+    contain an ELECTRA generator and discriminator, only the discriminator is loaded.
 
     Raises:
         CheckpointError: the spec is missing, the weights cannot be read, or their names and shapes
             do not match the spec.
     """
-    file, module = folder / WEIGHTS, build(read_spec(folder), device="meta")
-    tensors = read_safetensors(file)
+    module = build(read_spec(folder), device="meta")
+    tensors = read_shards(folder, WEIGHT_FILES)
     if all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in tensors):
         tensors = {
             name.removeprefix(_DISCRIMINATOR): tensor
@@ -331,7 +347,9 @@ def read_model(folder: Path) -> LanguageModule:
             "finetune --resume --out RUN`."
         )
         advice = advice if any("lora" in name for name in tensors) else ""
-        raise CheckpointError(f"{file} is of another model than {SPEC}: {error}{advice}") from None
+        raise CheckpointError(
+            f"{folder}: the weights are of another model than {SPEC}: {error}{advice}"
+        ) from None
     return module
 
 

@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import json
 import random
+import re
 import sys
 import time
 import types
@@ -100,6 +101,14 @@ def test_host_memory(tmp_path):
     host_memory.write_inputs(tmp_path, 500)
     [alone] = host_memory.measure("gpt2-tiny", tmp_path, 1, "ddp")
     assert 0 < alone < 2
+
+
+@pytest.mark.slow
+def test_checkpoint_time(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["checkpoint_time", "--preset", "gpt2-tiny", "--saves", "1"])
+    program("checkpoint_time").main()
+    line = r"2 processes, fsdp, \d.* GB: save \d.* s \(.*\), stall \d"
+    assert re.search(line, capsys.readouterr().out)
 
 
 @pytest.mark.slow

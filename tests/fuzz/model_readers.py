@@ -21,6 +21,8 @@ import sentencepiece
 import torch
 from damage import Files
 from readers import MESSAGES, TEXT, made, reader, small_tokenizer
+from safetensors.torch import load_file
+from sharded_files import write_shards
 from small_models import SPECS
 
 from trivium.adapt import LoRA, add_lora
@@ -37,7 +39,7 @@ from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.language_model import LanguageModel
-from trivium.model_folder import new_model_folder, write_model
+from trivium.model_folder import CHECKSUMS, new_model_folder, write_checksums, write_model
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction, write_evaluation
@@ -397,11 +399,25 @@ def _save_checkpoint(folder: Path) -> None:
     save_checkpoint(folder, *_training(), state)
 
 
+def _save_shards(folder: Path) -> None:
+    """As two processes save a checkpoint."""
+    _save_checkpoint(folder)
+    [checkpoint] = folder.iterdir()
+    for kind in ("model", "optimizer"):
+        file = checkpoint / f"{kind}.safetensors"
+        write_shards(checkpoint, kind, load_file(file), 2)
+        file.unlink()
+    names = [file.name for file in checkpoint.iterdir() if file.name != CHECKSUMS]
+    write_checksums(checkpoint, names)
+
+
+@reader("checkpoint-shards", made(_save_shards), summed=True)
 @reader("checkpoint", made(_save_checkpoint), summed=True)
 def _restore(folder: Path) -> None:
     restore(folder, *_training(), warn=lambda message: None)
 
 
+@reader("checkpoint-shards-parts", made(_save_shards), summed=True)
 @reader("checkpoint-parts", made(_save_checkpoint), summed=True)
 def _restore_parts(folder: Path) -> None:
     """As a process of several, whose parts are all of the tensors."""

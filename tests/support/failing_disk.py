@@ -16,6 +16,8 @@ import pytest
 import safetensors.torch
 from safetensors import SafetensorError
 
+from trivium.files import HashedFile
+
 
 class FailingDisk:
     """Notes what is written, renamed, flushed and deleted; fails the operation number `failing`.
@@ -51,7 +53,19 @@ class FailingDisk:
             except OSError as error:
                 raise SafetensorError("I/O error: No space left on device (os error 28)") from error
 
+        disk = self
+
+        class CountedFile(HashedFile):
+            def __init__(self, path: str | os.PathLike[str]) -> None:
+                disk.operation("open")
+                super().__init__(path)
+
+            def write(self, data: Any, /) -> int:
+                disk.operation("write")
+                return super().write(data)
+
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("trivium.train.checkpoint.HashedFile", CountedFile)
             for module in (builtins, io):
                 patch.setattr(module, "open", self._opening(module.open))
             for name in ("replace", "rename", "mkdir", "chmod", "sendfile", "rmdir"):

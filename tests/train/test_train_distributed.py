@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -21,10 +22,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 from trivium.errors import RecipeError
+from trivium.interop.tensor_files import read_shards, write_safetensors
 from trivium.language_model import LanguageModel
+from trivium.model_folder import write_checksums
 from trivium.objectives.causal import Causal
 from trivium.progress import ProgressLine
-from trivium.train import hardware
+from trivium.train import checkpoint, hardware
 from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import SINGLE_PROCESS, Parallel, join_processes, parallelize_step
 from trivium.train.loader import Loader
@@ -73,7 +76,9 @@ def work(rank: int, size: int, port: int, folder: str) -> None:
         assert_same_steps(parallel, config, muon, unfreezes=True)
         assert_trains_in_float16(parallel, config)
     assert_matrices_are_divided(parallel)
-    assert_one_number_is_restored(parallel, Path(folder))
+    for number, (kind, on_cpu) in enumerate(((torch.optim.AdamW, False), (torch.optim.SGD, True))):
+        with mock.patch.object(checkpoint, "_is_on_cpu", lambda _, value=on_cpu: value):
+            assert_one_number_is_restored(parallel, Path(folder) / str(number), kind)
 
 
 def assert_waits_no_day(parallel: Parallel) -> None:
@@ -183,15 +188,17 @@ def assert_matrices_are_divided(parallel: Parallel) -> None:
     assert sum(counts) < total
 
 
-def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
-    """A parameter of one element, as ELECTRA's head has, and the step of its optimizer."""
+def assert_one_number_is_restored(
+    parallel: Parallel, folder: Path, kind: type[torch.optim.AdamW | torch.optim.SGD]
+) -> None:
+    """A parameter of one element, as ELECTRA's head has, and the state of its optimizer."""
 
     def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(1)
         model = nn.Linear(3, 1)
         assert parallel.mesh is not None
         fully_shard(model, mesh=parallel.mesh["shard"])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer = kind(model.parameters(), lr=0.1)
         for _ in range(steps):
             model(torch.ones(2, 3)).sum().backward()
             optimizer.step()
@@ -203,19 +210,48 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
     scale = LossScale(8.0)
     checkpoints.save(model, [optimizer], TrainState(step=3, loss_scale=scale))
     scale.update(overflowed=True)  # while the checkpoint is written
+    for _ in range(9):
+        parallel.barrier()
     checkpoints.wait()
     parallel.barrier()
-    fresh, restored = trained(0)
-    state = checkpoints.restore(fresh, [restored], warn=print)
-    assert (state.step, state.loss_scale) == (3, LossScale(8.0))
-    for one, other in ((model, optimizer), (fresh, restored)):
-        other.zero_grad()
-        one(torch.ones(2, 3)).sum().backward()
-        other.step()
-    for name, weight in model.state_dict().items():
-        assert torch.equal(
-            gather_full_tensor(weight), gather_full_tensor(fresh.state_dict()[name])
-        ), name
+    whole = gather_weights(model)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    after = gather_weights(model)
+    newest = checkpoints.path(TrainState(step=3))
+    for is_joined in (False, True):
+        names = {file.name for file in newest.glob("model*")}
+        shards = {f"model-{number:05}.safetensors" for number in range(1, parallel.size + 1)}
+        assert names == {"model.safetensors"} if is_joined else names <= shards
+        stored = read_shards(newest, "model*.safetensors")
+        torch.testing.assert_close(stored, whole, rtol=0.0, atol=0.0)
+        fresh, restored = trained(0)
+        state = checkpoints.restore(fresh, [restored], warn=print)
+        assert (state.step, state.loss_scale) == (3, LossScale(8.0))
+        fresh(torch.ones(2, 3)).sum().backward()
+        restored.step()
+        torch.testing.assert_close(gather_weights(fresh), after, rtol=0.0, atol=0.0)
+        parallel.barrier()
+        if parallel.is_main:
+            join_files(newest)
+        parallel.barrier()
+
+
+def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the weights of all processes."""
+    weights = model.state_dict().items()
+    return {name: gather_full_tensor(weight).clone() for name, weight in weights}
+
+
+def join_files(folder: Path) -> None:
+    """Join the shards as earlier versions did, with vectors in place of scalars."""
+    for kind in ("model", "optimizer"):
+        tensors = read_shards(folder, f"{kind}*.safetensors")
+        for file in folder.glob(f"{kind}*.safetensors"):
+            file.unlink()
+        tensors = {name: one if one.ndim else one[None] for name, one in tensors.items()}
+        write_safetensors(folder / f"{kind}.safetensors", tensors)
+    write_checksums(folder, [one.name for one in folder.iterdir() if one.name != "checksums.json"])
 
 
 def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> None:

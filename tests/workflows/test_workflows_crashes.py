@@ -24,8 +24,8 @@ from small_models import small_model
 from trivium import LanguageModel, load
 from trivium.errors import CheckpointError, TriviumError
 from trivium.train import checkpoint
-from trivium.train.checkpoint import restore, save_checkpoint
-from trivium.train.distributed import Parallel
+from trivium.train.checkpoint import Checkpoints, restore
+from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Interrupted, TrainState
 from trivium.workflows.training import pretrain
@@ -36,8 +36,8 @@ SAVING = ("files.py", "model_folder.py", "checkpoint.py", "settings.py")
 class Run:
     """A linear layer that is trained and saved step by step."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, parallel: Parallel = SINGLE_PROCESS) -> None:
+        self.folder, self.parallel = folder, parallel
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.spec = folder / "spec.json"
@@ -51,7 +51,9 @@ class Run:
 
     def save(self) -> None:
         folder, state = self.folder / "checkpoints", TrainState(self.step)
-        save_checkpoint(folder, self.model, [self.optimizer], state, files=[self.spec], keep=1)
+        saved = Checkpoints(folder, self.parallel, files=[self.spec], keep=1)
+        saved.save(self.model, [self.optimizer], state)
+        saved.wait()
 
 
 def restored_step(folder: Path) -> int:
@@ -86,8 +88,22 @@ def each_operation(save: Callable[[], object]) -> Iterator[tuple[str, bool]]:
         yield disk.operations[number - 1], message != ""
 
 
-def test_every_operation_of_saving_a_checkpoint_may_fail(tmp_path):
-    run = Run(tmp_path)
+@pytest.fixture
+def first_of_two(monkeypatch):
+    """The first of two processes, whose shards are whole tensors; the other one has no shards."""
+
+    def gather_object(own: object, parts: list[object], **_: object) -> None:
+        parts[:] = [own, {}]
+
+    monkeypatch.setattr(torch.distributed, "gather_object", gather_object)
+    monkeypatch.setattr(Parallel, "all_reduce_max", lambda self, *values: [*values])
+    return Parallel(size=2)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_every_operation_of_saving_a_checkpoint_may_fail(is_sharded, first_of_two, tmp_path):
+    run = Run(tmp_path, first_of_two if is_sharded else SINGLE_PROCESS)
     run.train()
     run.save()
     operations = []
@@ -103,6 +119,9 @@ def test_every_operation_of_saving_a_checkpoint_may_fail(tmp_path):
             assert not list(tmp_path.rglob(".*"))
         run.save()
         assert restored_step(tmp_path) == run.step
+    [checkpoint] = (tmp_path / "checkpoints").glob("step-*")
+    names = {"model-00001", "optimizer-00001"} if is_sharded else {"model", "optimizer"}
+    assert {file.stem for file in checkpoint.glob("*.safetensors")} == names
     assert {"open", "write", "fsync", "replace", "mkdir", "unlink"} <= {*operations}
 
 
@@ -114,7 +133,7 @@ def test_parts_that_several_processes_could_not_write_are_removed(on_cpu, tmp_pa
 
     def fail(tensors: object, *, storage_writer: Any, **_: object) -> Future[None]:
         parts = Path(storage_writer.path)
-        assert parts.parent.match(".*.tmp")
+        assert parts.match(".*.tmp")
         parts.mkdir(parents=True)
         (parts / "model.safetensors").write_bytes(b"a part")
         if on_cpu:  # there the call itself writes, without a copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -339,13 +340,27 @@ def test_twenty_steps_have_the_losses_of_one_process(text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on_with_another_number_and_layout(text, tmp_path):
+def test_a_run_of_two_processes_goes_on_with_another_number_and_layout(text, tmp_path, capsys):
+    """From the last good one of its checkpoints, whose shards a model is also read from."""
     single, first = tmp_path / "single", tmp_path / "first"
     pretrain("gpt2-tiny", data=text, out=single, changes=small(0.0), console=quiet())
     changes = small(0.0, **FSDP)
     run_processes(2, [{"recipe": "gpt2-tiny", "data": text, "out": first, "changes": changes}])
-    for step in (4, 6):
-        shutil.rmtree(first / "checkpoints" / f"step-{step:08}")
+    shutil.rmtree(first / "checkpoints" / "step-00000006")
+    newest, last_good = (first / "checkpoints" / f"step-{step:08}" for step in (4, 2))
+    shards = [last_good / f"model-0000{number}.safetensors" for number in (1, 2)]
+    assert sorted(last_good.glob("model*")) == shards
+    one, other = (file.stat().st_size for file in shards)
+    assert one == pytest.approx(other, rel=0.1)
+    os.truncate(newest / "model-00002.safetensors", one // 2)
+    with pytest.warns(UserWarning, match=r"step-00000004: model-00002\.safetensors does not match"):
+        lm = trivium.load(first / "checkpoints")
+    weights = load_file(single / "checkpoints" / last_good.name / "model.safetensors")
+    torch.testing.assert_close(lm.module.state_dict(), weights, rtol=0.0, atol=1e-5)
+    options = ["the", "--max-new-tokens", "9", "--temperature", "0"]
+    assert main(["generate", str(last_good), *options]) == 0
+    text_of_model = "the" + lm.generate("the", max_new_tokens=9, temperature=0.0)
+    assert capsys.readouterr().out == text_of_model + "\n"
     for number, (processes, parallel) in enumerate([(1, FSDP), (2, DDP), (4, FSDP), (4, TENSOR)]):
         out = tmp_path / str(number)
         shutil.copytree(first, out)

@@ -1,23 +1,26 @@
-"""Read weight files of a Hugging Face folder memory-mapped, and write them in shards.
+"""Read weight files memory-mapped, and write them in shards.
 
-The first of these that exists is read: `model.safetensors`, the shards in its index,
-`pytorch_model.bin`, the shards in its index. Only tensors are unpickled; a pickle that contains
-code is refused.
+In a Hugging Face folder, the first of these that exists is read: `model.safetensors`, the shards in
+its index, `pytorch_model.bin`, the shards in its index. Only tensors are unpickled; a pickle that
+contains code is refused. In a checkpoint, the shards of several processes are joined.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import pickle
 import re
 import warnings
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,6 +33,8 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 _INDEX = ".index.json"
 _METADATA = {"format": "pt"}  # without it `transformers` refuses a file
+# The metadata of a file in which `torch.distributed.checkpoint` stores the offsets of its shards.
+_SHARD_OFFSETS = "DCP_SHARDING_INFO"
 _UNREADABLE = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
 
 
@@ -118,6 +123,66 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
+
+
+def read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
+    """Return the tensors of all safetensors files in a folder whose names match a pattern.
+
+    A tensor that `torch.distributed.checkpoint` (DCP) wrote in several shards is joined in memory.
+    All other tensors are memory-mapped.
+
+    Raises:
+        CheckpointError: there is no such file, a file is damaged, or shards are missing.
+    """
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise CheckpointError(f"{folder}: there is no {pattern}.")
+    shards: dict[str, list[tuple[list[int], Tensor]]] = defaultdict(list)
+    for file in files:
+        for name, tensor, offsets in _read_with_offsets(file):
+            shards[name].append((offsets, tensor))
+    return {name: _join_shards(folder, name, parts) for name, parts in shards.items()}
+
+
+def _join_shards(folder: Path, name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
+    """Join the shards of a tensor, given with their offsets in the whole tensor.
+
+    Raises CheckpointError if shards are missing.
+    """
+    places = [
+        tuple(slice(start, start + size) for start, size in zip(offset, shard.shape, strict=True))
+        for offset, shard in shards
+    ]
+    shape = [max(place.stop for place in dimension) for dimension in zip(*places, strict=True)]
+    if sum(shard.numel() for _, shard in shards) != math.prod(shape):
+        raise CheckpointError(f"{folder}: shards of the tensor {name} are missing.")
+    if len(shards) == 1:
+        return shards[0][1]
+    whole = torch.empty(shape, dtype=shards[0][1].dtype)
+    for place, (_, shard) in zip(places, shards, strict=True):
+        whole[place] = shard
+    return whole
+
+
+def _read_with_offsets(file: Path) -> list[tuple[str, Tensor, list[int]]]:
+    """Return the name of every tensor in a file, its shard, and the offsets of the shard.
+
+    The offsets are 0 in a file of whole tensors. Raises CheckpointError if the file is damaged.
+    """
+    tensors, shards = read_safetensors(file), []
+    try:
+        with safe_open(file, "pt") as stored:
+            entries = json.loads((stored.metadata() or {}).get(_SHARD_OFFSETS, "null"))
+        for name, tensor in tensors.items():
+            offsets = [0] * tensor.ndim
+            if entries is not None:
+                offsets = [*map(int, entries[name]["saved_offsets"])]
+            if len(offsets) != tensor.ndim or min(offsets, default=0) < 0:
+                raise ValueError(f"{offsets} for the shape {list(tensor.shape)}")
+            shards.append((name, tensor, offsets))
+    except (LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: the offsets of its shards are invalid: {error}.") from None
+    return shards
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:

@@ -5,27 +5,34 @@ A checkpoint is a folder `step-{n:08}`. It contains the files of a model folder,
 objectives with TBPTT, it also contains the model state carried from step to step
 (`carried.safetensors`). The folder gets its final name only after all of its files are on disk.
 
-With several processes, checkpoints are written by `torch.distributed.checkpoint` (DCP) in the
-safetensors format. Every process writes its shards of the tensors. The shards on a GPU are copied
-to host memory and written in the background while training continues. Those on a CPU are written
-without a copy, which would need as much host memory again. Rank 0 then consolidates the shards into
-the files that a single process would write. A checkpoint therefore does not depend on the number of
-processes or on the parallel layout. A run can be resumed with another number of processes or
-another layout.
+With several processes, `torch.distributed.checkpoint` (DCP) writes the tensors in the safetensors
+format. Every process writes its shards to two files, such as `model-00002.safetensors` and
+`optimizer-00002.safetensors`, and computes their checksums while it writes them. Shards on a GPU
+are copied to host memory and written in the background while training continues. Shards on a CPU
+are written without a copy, which would need as much host memory again. Every layout writes such
+shards: with DDP, where all processes have the same tensors, DCP divides the tensors among the
+processes, so that each process writes a part.
+
+The shards are never joined on disk. A file of shards contains their offsets in the whole tensors.
+Therefore any number of processes can resume a run, with any layout: each process reads the parts
+that it needs. A single process joins the shards in memory, for training and for all other uses of
+the model.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +41,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -43,6 +51,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from trivium.errors import OLD_VERSION_MESSAGE, CheckpointError
 from trivium.files import (
+    HashedFile,
     is_disk_full,
     pop_version,
     read_json,
@@ -50,10 +59,11 @@ from trivium.files import (
     version_entry,
     write_json,
 )
-from trivium.interop.tensor_files import read_safetensors, write_safetensors
+from trivium.interop.tensor_files import read_safetensors, read_shards, write_safetensors
 from trivium.messages import translated
 from trivium.model_folder import (
     CHECKSUMS,
+    WEIGHT_FILES,
     WEIGHTS,
     checkpoints,
     find_damage,
@@ -69,12 +79,10 @@ from trivium.train.trainer import TrainState
 
 FORMAT_VERSION = 7
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
+OPTIMIZER_FILES = "optimizer*.safetensors"  # OPTIMIZER, or the shards of several processes
 CARRIED = "carried.safetensors"
-# DCP names the consolidated files by number: 1 for the weights, 2 for the optimizer state.
-_JOINED = {
-    "model-00001-of-00002.safetensors": WEIGHTS,
-    "model-00002-of-00002.safetensors": OPTIMIZER,
-}
+# DCP numbers the files of a process; these are the numbers in the names of the files.
+_WEIGHTS_NUMBER, _OPTIMIZER_NUMBER = 1, 2
 
 
 def save_checkpoint(
@@ -138,7 +146,7 @@ def verify_checkpoint(checkpoint: Path) -> str | None:
 
     Returns a description of the first problem, or None if the checkpoint is valid.
     """
-    return find_damage(checkpoint, names=(), required=(WEIGHTS, OPTIMIZER, STATE))
+    return find_damage(checkpoint, ["*"], required=(WEIGHT_FILES, OPTIMIZER_FILES, STATE))
 
 
 def restore(
@@ -172,8 +180,8 @@ def restore(
         raise CheckpointError(f"{checkpoint}: {problem}. Take the checkpoint before it.")
     state = read_state(checkpoint)
     try:
-        model.load_state_dict(read_safetensors(checkpoint / WEIGHTS))
-        load_state_tensors(optimizers, model, read_safetensors(checkpoint / OPTIMIZER))
+        model.load_state_dict(read_shards(checkpoint, WEIGHT_FILES))
+        load_state_tensors(optimizers, model, read_shards(checkpoint, OPTIMIZER_FILES))
         if carried is not None:
             carried.restore(read_safetensors(checkpoint / CARRIED))
     except (KeyError, RuntimeError) as error:
@@ -184,8 +192,8 @@ def restore(
 class Checkpoints:
     """Saves and restores the checkpoints of a run.
 
-    If there are several processes, they write their parts of a checkpoint, and the first process
-    joins the parts in the background.
+    If there are several processes, each writes its shards. The first process then writes the other
+    files and renames the folder, in the background.
 
     Args:
         folder: the folder of all checkpoints.
@@ -206,6 +214,7 @@ class Checkpoints:
     ) -> None:
         self.folder, self.parallel, self.carried = folder, parallel, carried
         self.files, self.keep = files, keep
+        self._written: set[Path] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Any] | None = None
 
@@ -232,17 +241,10 @@ class Checkpoints:
         self.parallel.barrier()
         parts = self.folder / f".step-{state.step:08}.tmp"  # removed later if the run is killed
         weights, moments = model.state_dict(), get_state_tensors(optimizers, model)
-        # DCP cannot consolidate integer tensors (PyTorch 2.13). They are not trained; added later.
-        tables = {name: one for name, one in weights.items() if not one.is_floating_point()}
-        weights = {name: one for name, one in weights.items() if name not in tables}
-        # DCP loses scalars when it consolidates shards (PyTorch 2.13).
-        moments = {name: value if value.ndim else value[None] for name, value in moments.items()}
-        writer = HuggingFaceStorageWriter(
-            str(parts),
-            fqn_to_index_mapping=dict.fromkeys(weights, 1) | dict.fromkeys(moments, 2),
-            save_distributed=True,
-            enable_consolidation=True,
-        )
+        numbers = dict.fromkeys(weights, _WEIGHTS_NUMBER)
+        numbers |= dict.fromkeys(moments, _OPTIMIZER_NUMBER)
+        writer = HuggingFaceStorageWriter(str(parts), numbers, save_distributed=True)
+        writer.fs = hashes = _HashingFileSystem()
         write = _save_without_copy if _is_on_cpu(model) else async_save
         written = write(
             {**weights, **moments},
@@ -252,7 +254,7 @@ class Checkpoints:
         assert isinstance(written, Future)
         state = copy.deepcopy(state)  # training updates the original
         self._pending = self._thread.submit(
-            self._finish_checkpoint, written, parts, state, carried, tables
+            self._finish_checkpoint, written, parts, hashes.digests, state, carried
         )
 
     def wait(self) -> None:
@@ -295,7 +297,7 @@ class Checkpoints:
         checkpoint = self.folder / f"step-{int(step):08}"
         state, tensors = read_state(checkpoint), model.state_dict()
         try:
-            moments = _allocate_optimizer_state(checkpoint / OPTIMIZER, model)
+            moments = _allocate_optimizer_state(checkpoint, model)
             tensors |= moments
             reader = HuggingFaceStorageReader(str(checkpoint))
             load(tensors, storage_reader=reader, process_group=self.parallel.checkpoint_group)
@@ -303,20 +305,26 @@ class Checkpoints:
             if self.carried is not None:
                 self.carried.restore(read_safetensors(checkpoint / CARRIED), self.parallel)
         except SafetensorError as error:
-            raise CheckpointError(f"{checkpoint}: {OPTIMIZER} cannot be read: {error}") from None
+            raise CheckpointError(
+                f"{checkpoint}: {OPTIMIZER_FILES} cannot be read: {error}"
+            ) from None
         except (KeyError, RuntimeError, ValueError, CheckpointException) as error:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
 
     @contextmanager
     def _create_checkpoint(
-        self, state: TrainState, carried: Mapping[str, Tensor] | None
+        self,
+        state: TrainState,
+        carried: Mapping[str, Tensor] | None,
+        digests: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[Path]:
         """Context manager that creates a checkpoint.
 
         Yields a temporary folder, into which the block writes the weights and the optimizer state.
         When the block ends, the other files are added, the folder gets its final name, and old
-        checkpoints are deleted. Raises CheckpointError if the disk is full or not writable.
+        checkpoints are deleted. `digests` contains the SHA-256 digests that are known already, by
+        file name. Raises CheckpointError if the disk is full or not writable.
         """
         final = self.path(state)
         try:
@@ -330,37 +338,44 @@ class Checkpoints:
                 for file in self.files:
                     if file.is_file():
                         shutil.copyfile(file, partial / file.name)
-                write_checksums(partial, sorted(path.name for path in partial.iterdir()))
+                write_checksums(partial, sorted(path.name for path in partial.iterdir()), digests)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(_format_save_error(error, final)) from error
-        _delete_old_checkpoints(self.folder, final, self.keep)
+        self._written.add(final)
+        _delete_old_checkpoints(self.folder, self._written, self.keep)
 
     def _finish_checkpoint(
         self,
         pending_write: Future[Any],
         shard_folder: Path,
+        own_digests: Mapping[str, str],
         state: TrainState,
         carried: Mapping[str, Tensor] | None,
-        integer_tensors: Mapping[str, Tensor],
     ) -> None:
         """Wait until all processes have written their shards, then create the checkpoint on rank 0.
+
+        DCP's own collectives on `checkpoint_group` have ended when the shards are written, and the
+        next `save` waits for this method. The digests are therefore gathered on the same group.
 
         Args:
             pending_write: the write of the shards that DCP has started.
             shard_folder: the folder of the shards, which is deleted at the end.
+            own_digests: the SHA-256 digests of the files of this process, by DCP's file names.
             state: the state of the run.
             carried: the model state carried from step to step, by tensor name.
-            integer_tensors: tensors to add to the weights, since DCP cannot consolidate integers.
         """
         try:
             pending_write.result()
-            if self.parallel.is_main:
-                with self._create_checkpoint(state, carried) as partial:
-                    for joined, name in _JOINED.items():
-                        os.replace(shard_folder / joined, partial / name)
-                    if integer_tensors:
-                        weights = read_safetensors(partial / WEIGHTS)
-                        write_safetensors(partial / WEIGHTS, {**weights, **integer_tensors})
+            parts: list[Any] | None = [None] * self.parallel.size if self.parallel.is_main else None
+            dist.gather_object(own_digests, parts, group=self.parallel.checkpoint_group)
+            if parts is not None:
+                shards = {name: digest for part in parts for name, digest in part.items()}
+                digests = {_get_shard_name(name): digest for name, digest in shards.items()}
+                with self._create_checkpoint(state, carried, digests) as partial:
+                    for name in shards:
+                        os.replace(shard_folder / name, partial / _get_shard_name(name))
+                    if not any(partial.glob(OPTIMIZER_FILES)):  # SGD without momentum has no state
+                        write_safetensors(partial / OPTIMIZER, {})
         except (CheckpointException, OSError) as error:
             raise CheckpointError(_format_save_error(error, self.path(state))) from error
         finally:
@@ -399,6 +414,34 @@ class SaveCheckpoints(Callback):
     def on_end(self, error: BaseException | None) -> None:
         """Wait until the last checkpoint has been written."""
         self.checkpoints.wait()
+
+
+class _HashingFileSystem(FileSystem):
+    """The file system for DCP, which also computes the SHA-256 digests of the written files."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str] = {}
+        """The digests by file name."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Yield a stream that writes to a new file, and store the digest of the file at the end."""
+        assert mode == "wb"
+        file = HashedFile(path)
+        with io.BufferedWriter(file) as stream:
+            yield stream
+        self.digests[os.path.basename(path)] = file.sha256()
+
+
+def _get_shard_name(name: str) -> str:
+    """Return the name that DCP's file of shards has in a checkpoint.
+
+    >>> _get_shard_name("shard-00003-model-00002-of-00002.safetensors")
+    'optimizer-00003.safetensors'
+    """
+    _, process, _, number, *_ = name.split("-")
+    kind = "model" if int(number) == _WEIGHTS_NUMBER else "optimizer"
+    return f"{kind}-{process}.safetensors"
 
 
 def _is_on_cpu(model: nn.Module) -> bool:
@@ -446,17 +489,17 @@ def read_state(checkpoint: Path) -> TrainState:
         raise CheckpointError(f"{checkpoint}: {STATE} is not the state of a run: {error}") from None
 
 
-def _delete_old_checkpoints(folder: Path, newest: Path, keep: int) -> None:
+def _delete_old_checkpoints(folder: Path, written: Collection[Path], keep: int) -> None:
     """Delete all checkpoints in a folder that are older than the last `keep` valid ones.
 
-    Corrupt checkpoints do not count toward `keep`. `newest` has just been written and counts as
-    valid.
+    Corrupt checkpoints do not count toward `keep`. The checkpoints in `written` count as valid and
+    are not read, since this process has written them.
     """
     good = 0
     for checkpoint in checkpoints(folder):
         if good >= keep:
             shutil.rmtree(checkpoint, ignore_errors=True)
-        elif checkpoint == newest or verify_checkpoint(checkpoint) is None:
+        elif checkpoint in written or verify_checkpoint(checkpoint) is None:
             good += 1
 
 
@@ -470,16 +513,18 @@ def _format_save_error(error: BaseException, target: Path) -> str:
     return f"{target}: not saved: {error}. What was saved before is untouched."
 
 
-def _allocate_optimizer_state(file: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Allocate tensors into which the optimizer state in a file can be loaded, by name.
+def _allocate_optimizer_state(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Allocate tensors into which the optimizer state of a checkpoint can be loaded, by name.
 
     Each tensor is sharded like the parameter that it belongs to.
     """
     parameters, moments = dict(model.named_parameters()), {}
-    with safe_open(file, "pt") as stored:
-        for name in stored.keys():  # noqa: SIM118  # no dict
-            parameter = parameters[name.rpartition("/")[0]].detach()
-            shape = stored.get_slice(name).get_shape()  # step counts: [], or [1] if DCP wrote them
-            is_step = name.endswith("/step")  # a scalar, whatever the shape of the parameter
-            moments[name] = torch.zeros(shape) if is_step else torch.zeros_like(parameter)
+    for file in checkpoint.glob(OPTIMIZER_FILES):
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118  # no dict
+                parameter = parameters[name.rpartition("/")[0]].detach()
+                # Step counts are scalars, but vectors of one element in consolidated checkpoints.
+                shape = stored.get_slice(name).get_shape()
+                is_step = name.endswith("/step")  # whatever the shape of the parameter
+                moments[name] = torch.zeros(shape) if is_step else torch.zeros_like(parameter)
     return moments

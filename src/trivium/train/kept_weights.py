@@ -16,8 +16,8 @@ from torch import Tensor
 
 from trivium.adapt import merged_state
 from trivium.interop import tensor_files
-from trivium.interop.tensor_files import read_safetensors
-from trivium.model_folder import WEIGHTS, checkpoints
+from trivium.interop.tensor_files import read_safetensors, read_shards
+from trivium.model_folder import WEIGHT_FILES, checkpoints
 from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
 from trivium.train.checkpoint import Checkpoints, verify_checkpoint
@@ -137,7 +137,7 @@ def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
     good = [path for path in checkpoints(folder) if verify_checkpoint(path) is None][:count]
     for checkpoint in good:
-        for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
+        for name, weight in read_shards(checkpoint, WEIGHT_FILES).items():
             if not weight.is_floating_point():  # a table that is not trained
                 total[name] = weight
                 continue

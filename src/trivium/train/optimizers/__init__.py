@@ -233,7 +233,7 @@ def load_state_tensors(
     for name, value in tensors.items():
         parameter_name, _, entry = name.rpartition("/")
         parameter = parameters[parameter_name]
-        if entry == "step":  # a scalar, which `Checkpoints` writes as a vector
+        if entry == "step":  # a scalar, but a vector in consolidated checkpoints
             value = value.reshape(())
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
