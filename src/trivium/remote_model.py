@@ -97,7 +97,7 @@ def _find_checkpoint_files(
         kept = [f"{int(one.rpartition('-')[2]):,}" for one in steps]
         what = "" if checkpoint is None else f" of step {checkpoint:,}"
         raise CheckpointError(f"{url} has no checkpoint{what}; it has {', '.join(kept) or 'none'}.")
-    return [name for name in files if name.rpartition("/")[0] == chosen[0]]
+    return [name for name in files if name.startswith(f"{chosen[0]}/")]
 
 
 def _download_if_changed(remote: RemoteFolder, name: str, known: RemoteFile, file: Path) -> None:
