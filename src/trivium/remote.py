@@ -26,8 +26,17 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def open_remote(url: str) -> BinaryIO:
-    """Open a file in object storage for reading bytes. Raises OSError if it does not exist."""
-    return io.BufferedReader(_get_file_system(url).open(url, "rb"))
+    """Open a file in object storage for reading bytes.
+
+    Raises OSError if the file does not exist or the storage cannot be reached.
+    """
+    system = _get_file_system(url)
+    try:
+        return io.BufferedReader(system.open(url, "rb"))
+    except OSError:
+        raise
+    except Exception as error:  # every storage library has its own exceptions
+        raise OSError(str(error)) from error
 
 
 def list_remote(url: str) -> list[tuple[str, int, int]]:
@@ -40,39 +49,45 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
         DataError: the storage cannot be read.
     """
     system = _get_file_system(url)
-    try:
+    with _convert_errors(url, "read"):
         find = system.glob if glob.has_magic(url) else system.find
         return [
             (system.unstrip_protocol(name), int(info["size"] or 0), _read_mtime_ns(system, name))
             for name, info in sorted(find(url, detail=True).items())
             if info["type"] != "directory"
         ]
-    except OSError as error:
-        raise DataError(f"{url} cannot be read: {error}.") from error
 
 
 def is_remote_file(url: str) -> bool:
-    """Return whether a URL is an existing file in object storage, not a folder."""
-    return _get_file_system(url).isfile(url)
+    """Return whether a URL is an existing file in object storage, not a folder.
+
+    Raises DataError if the storage cannot be reached.
+    """
+    system = _get_file_system(url)
+    with _convert_errors(url, "read"):
+        return system.isfile(url)
 
 
 def upload(folder: Path, url: str, *, last: str) -> None:
     """Upload the files in a local folder to the folder `url` in object storage.
 
-    The file whose name is given by `last` is uploaded after all others.
+    The file whose name is given by `last` is uploaded after all others. Raises DataError if the
+    storage cannot be written.
     """
-    system = _get_file_system(url)
+    remote = RemoteFolder(url)
     for file in sorted(folder.iterdir(), key=lambda file: (file.name == last, file.name)):
-        system.put_file(str(file), f"{url.rstrip('/')}/{file.name}")
+        remote.upload(file, file.name)
 
 
 def download(url: str, folder: Path) -> None:
-    """Download the files in the remote folder `url` to a local folder. Subfolders are skipped."""
-    system = _get_file_system(url)
-    for entry in system.ls(url.rstrip("/"), detail=True):
-        name = entry["name"].rpartition("/")[2]
-        if entry["type"] == "file" and name.strip("."):
-            system.get_file(entry["name"], str(folder / name))
+    """Download the files in the remote folder `url` to a local folder. Subfolders are skipped.
+
+    Raises DataError if the storage cannot be read.
+    """
+    remote = RemoteFolder(url)
+    for name in remote.list_files():
+        if "/" not in name:
+            remote.download(name, folder / name)
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,7 @@ class RemoteFolder:
         storage allows any name. The result is empty if the folder does not exist.
         """
         system, root = self._open(), ""
-        with self._convert_errors("listed"):
+        with _convert_errors(self.url, "listed"):
             root = system._strip_protocol(self.url).rstrip("/") + "/"
             found = system.find(self.url, detail=True)
             return {
@@ -116,7 +131,7 @@ class RemoteFolder:
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
         system = self._open()
-        with self._convert_errors("read", name):
+        with _convert_errors(self._locate(name), "read"):
             return system.cat_file(self._locate(name))
 
     def upload(self, file: Path, name: str) -> None:
@@ -125,7 +140,7 @@ class RemoteFolder:
         Raises FileNotFoundError if the local file does not exist.
         """
         system = self._open()
-        with self._convert_errors("written", name):
+        with _convert_errors(self._locate(name), "written"):
             try:
                 system.put_file(str(file), self._locate(name))
             except FileNotFoundError as error:
@@ -137,13 +152,13 @@ class RemoteFolder:
         """Download a file to a local path."""
         system = self._open()
         file.parent.mkdir(parents=True, exist_ok=True)
-        with self._convert_errors("read", name):
+        with _convert_errors(self._locate(name), "read"):
             system.get_file(self._locate(name), str(file))
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files, in the given order. Files that do not exist are skipped."""
         system = self._open()
-        with self._convert_errors("deleted"):
+        with _convert_errors(self.url, "changed"):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     system.rm_file(self._locate(name))
@@ -156,19 +171,19 @@ class RemoteFolder:
         """Return the URL of a file in the folder."""
         return f"{self.url}/{name}"
 
-    @contextlib.contextmanager
-    def _convert_errors(self, done: str, name: str = "") -> Iterator[None]:
-        """Context manager that converts errors of the storage into DataError.
 
-        Every storage library has its own exceptions, without a base class in common.
-        """
-        try:
-            yield
-        except TriviumError:
-            raise
-        except Exception as error:
-            what = self._locate(name) if name else self.url
-            raise DataError(f"{what} cannot be {done}: {error}.") from error
+@contextlib.contextmanager
+def _convert_errors(url: str, done: str) -> Iterator[None]:
+    """Context manager that converts errors of the storage into DataError: "URL cannot be `done`".
+
+    Every storage library has its own exceptions, without a base class in common.
+    """
+    try:
+        yield
+    except TriviumError:
+        raise
+    except Exception as error:
+        raise DataError(f"{url} cannot be {done}: {error}.") from error
 
 
 def _is_plain_path(name: str) -> bool:

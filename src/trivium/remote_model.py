@@ -51,14 +51,14 @@ def download_model(url: str, checkpoint: int | None = None) -> Path:
         )
     folder = cache_path("model", remote.url) / remote.url.rpartition("/")[2]
     is_run = RECIPE in files
-    names = [name for name in files if not (is_run and "/" in name)]
+    names = [name for name in files if not is_run or _belongs_to_model(name, files)]
     if is_run and (checkpoint is not None or _is_unfinished(remote, files)):
         names = [name for name in names if not name.endswith(_WEIGHT_SUFFIXES)]
         names += _find_checkpoint_files(url, files, checkpoint)
     names = [one for one in names if not one.rpartition("/")[2].startswith("optimizer")]
     for name in names:
         _download_if_changed(remote, name, files[name], folder / name)
-    for file in [one for one in folder.rglob("*") if one.is_file()]:
+    for file in [one for one in folder.rglob("[!.]*") if one.is_file()]:
         if file.relative_to(folder).as_posix() not in names:
             file.unlink(missing_ok=True)
     for empty in sorted((one for one in folder.rglob("*") if one.is_dir()), reverse=True):
@@ -70,6 +70,12 @@ def download_model(url: str, checkpoint: int | None = None) -> Path:
 def find_local_path(model: str | os.PathLike[str], checkpoint: int | None = None) -> Path:
     """Return the path of a model as it is, except for a URL, whose model is downloaded."""
     return download_model(os.fspath(model), checkpoint) if is_remote(model) else Path(model)
+
+
+def _belongs_to_model(name: str, files: dict[str, RemoteFile]) -> bool:
+    """Return whether a file of a run is part of the final model, also of a second one (ELECTRA)."""
+    folder = name.rpartition("/")[0]
+    return not folder or ("/" not in folder and f"{folder}/{SPEC}" in files)
 
 
 def _is_unfinished(remote: RemoteFolder, files: dict[str, RemoteFile]) -> bool:

@@ -208,6 +208,25 @@ def test_the_newer_copy_counts(storage, other_machine, monkeypatch, tmp_path, te
     assert_equal_runs(run, whole)
 
 
+def test_a_model_folder_is_read_from_a_url(storage, tmp_path, whole):
+    lm = trivium.load(whole.path)
+    lm.save_hf(tmp_path / "hf")
+    lm.save(tmp_path / "saved")
+    expected = lm.generate("the cat", max_new_tokens=9, temperature=0)
+    for name in ("hf", "saved"):
+        storage.put(str(tmp_path / name), f"/bucket/{name}", recursive=True)
+        same = trivium.load(f"memory://bucket/{name}/")
+        assert same.generate("the cat", max_new_tokens=9, temperature=0) == expected
+    # A file that changes is downloaded again, and a file that was deleted is deleted.
+    storage.pipe_file("/bucket/hf/model.safetensors", b"damaged")
+    storage.rm_file("/bucket/saved/model.safetensors")
+    for name in ("hf", "saved"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            trivium.load(f"memory://bucket/{name}")
+    with pytest.raises(CheckpointError, match="memory://bucket/none: there is no model"):
+        trivium.load("memory://bucket/none")
+
+
 def refuse(storage, monkeypatch, is_down):
     """Let no file be written while `is_down` is set."""
     put = type(storage).put_file
