@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,9 +50,13 @@ class Server:
 def serve_s3(bucket: str) -> Iterator[tuple[Server, Any]]:
     """A server with one empty bucket, and boto3's client of it, which is not fsspec's."""
     import boto3
+    import s3fs
 
     server = Server()
     options = server.environment
+    # The objects belong to the process, not to the server.
+    reset = f"{options['AWS_ENDPOINT_URL']}/moto-api/reset"
+    urllib.request.urlopen(urllib.request.Request(reset, method="POST")).close()
     client = boto3.client(
         "s3",
         endpoint_url=options["AWS_ENDPOINT_URL"],
@@ -59,6 +64,7 @@ def serve_s3(bucket: str) -> Iterator[tuple[Server, Any]]:
         aws_secret_access_key="testing",
         region_name="us-east-1",
     )
+    s3fs.S3FileSystem.clear_instance_cache()  # connections to an earlier server
     try:
         client.create_bucket(Bucket=bucket)
         yield server, client

@@ -18,6 +18,7 @@ from object_storage import empty_memory, serve_s3
 from run_settings import assert_equal_runs, quiet, settings
 
 import trivium
+from trivium.cli import main
 from trivium.config import flatten_keys
 from trivium.data.prepare import prepare
 from trivium.errors import CheckpointError, DataError, RecipeError
@@ -306,7 +307,9 @@ def list_bucket(client):
 
 
 @pytest.mark.slow
-def test_a_run_on_an_s3_server_is_killed_and_resumed_on_another_machine(tmp_path, text):
+def test_a_run_on_an_s3_server_is_killed_and_resumed_on_another_machine(
+    tmp_path, monkeypatch, text
+):
     """Shards, run and model in a bucket; the final model is that of a local run."""
     changes = settings(steps=160, save_every=16, log_every=8, eval_every=40)
     del changes["tokenizer"]  # the shards have their own
@@ -343,13 +346,12 @@ def test_a_run_on_an_s3_server_is_killed_and_resumed_on_another_machine(tmp_path
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             client.download_file("bucket", f"runs/gpt/{name}", str(copy / name))
         assert_equal_runs(RunFolder(copy), RunFolder(whole))
-        third = {"environment": server.environment, "cache": tmp_path / "third"}
-        options = ("the cat", "--max-new-tokens=9", "--temperature=0")
-        generated = run_command("generate", url, *options, **third)
-        assert generated == run_command("generate", str(whole), *options, **third)
-        out = tmp_path / "exported"
-        run_command("export", url, str(out), "--card", **third)
-        assert (out / "model.safetensors").is_file()
+        for name, value in {**server.environment, "TRIVIUM_CACHE": str(tmp_path / "third")}.items():
+            monkeypatch.setenv(name, value)
+        expected = trivium.load(whole).generate("the cat", max_new_tokens=9, temperature=0)
+        assert trivium.load(url).generate("the cat", max_new_tokens=9, temperature=0) == expected
+        assert main(["export", url, str(tmp_path / "exported"), "--card"]) == 0
+        assert (tmp_path / "exported" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow
