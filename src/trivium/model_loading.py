@@ -16,7 +16,6 @@ from trivium.adapt.quantize import pack as pack_weights
 from trivium.bundled_models import is_bundled
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
 from trivium.interop.hf_folder import is_hf_folder, read_folder
-from trivium.interop.hub import find_folder
 from trivium.interop.peft_reader import is_adapter_folder, read_adapter_config
 from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
@@ -32,6 +31,7 @@ from trivium.model_folder import (
     read_spec,
 )
 from trivium.models import LanguageModule, build
+from trivium.remote_model import find_local_path, find_model
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -57,8 +57,9 @@ def load(
     Hugging Face hub, or in the hub's local cache.
 
     Args:
-        path: a folder of Trivium or `transformers`, the name of a bundled model, or a hub name such
-            as "org/name", optionally with a revision: "org/name@v1.0".
+        path: a folder of Trivium or `transformers`, its URL in object storage, the name of a
+            bundled model, or a hub name such as "org/name", optionally with a revision:
+            "org/name@v1.0".
         checkpoint: the step of the checkpoint to load (only for a run).
         device: the device of the weights. "auto" is a GPU if there is one, else the CPU. With
             "meta", no weights are loaded: the model only reports its capabilities, which are read
@@ -100,7 +101,10 @@ def load(
                 f"{did_you_mean(value, known)}"
             )
     target = find_device(device)
-    folder = find_folder(path) if checkpoint is None else find_checkpoint(path, checkpoint)
+    if checkpoint is None:
+        folder = find_model(path)
+    else:
+        folder = find_checkpoint(find_local_path(path, checkpoint), checkpoint)
     if is_adapter_folder(folder):
         options = {"dtype": dtype, "lowercase": lowercase, "verify": verify}
         options |= {"allow_unknown_keys": allow_unknown_keys}

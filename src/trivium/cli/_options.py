@@ -18,8 +18,9 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A run, a checkpoint, a saved model, the folder or name of a Hugging Face model, or "
-        "a model that comes with Trivium: stories, sample-encoder.",
+        help="A run, a checkpoint, a saved model, the folder or name of a Hugging Face model, the "
+        "URL of such a folder (s3://...), or a model that comes with Trivium: stories, "
+        "sample-encoder.",
     ),
 ]
 Checkpoint = Annotated[

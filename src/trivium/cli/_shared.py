@@ -200,9 +200,9 @@ def format_overrides(
 
 
 def choose_run_folder(
-    name: str | None, out: Path | None, advice: str, *, resume: bool | str, overwrite: bool
-) -> Path:
-    """Return the run folder: `out` if given, otherwise `runs/NAME`.
+    name: str | None, out: str | None, advice: str, *, resume: bool | str, overwrite: bool
+) -> str:
+    """Return the run folder or its URL: `out` if given, otherwise `runs/NAME`.
 
     Args:
         name: the preset, recipe or task on the command line.
@@ -222,7 +222,7 @@ def choose_run_folder(
         )
     if out is None and name is None:
         raise UsageError("--resume needs the folder of the run: give --out RUN.")
-    return out or Path("runs") / Path(name or "").stem
+    return out or str(Path("runs") / Path(name or "").stem)
 
 
 def split_pair(line: str) -> tuple[str, str | None]:

@@ -35,7 +35,6 @@ Examples:
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -95,7 +94,7 @@ def finetune(
     model: str = "",
     data: list[str] | None = None,
     validation: Annotated[list[str] | None, typer.Option(show_default="0.1")] = None,
-    out: Annotated[Path | None, typer.Option(show_default="runs/TASK")] = None,
+    out: Annotated[str | None, typer.Option(metavar="PATH", show_default="runs/TASK")] = None,
     changes: opt.Set = None,
     resume: opt.Resume = False,
     auto_resume: opt.AutoResume = False,
@@ -117,7 +116,7 @@ def finetune(
         data: Labelled examples: files, folders or globs, which may be compressed. Replaces
             data.paths of a recipe file.
         validation: Validation files, or the fraction of --data to use for validation.
-        out: The run folder.
+        out: The run folder; may be s3://bucket/runs/NAME.
     """
     advice = (
         "name a task, such as `trivium finetune classification --model runs/mine --data "

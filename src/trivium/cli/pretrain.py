@@ -26,7 +26,6 @@ Examples:
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -42,7 +41,9 @@ from trivium.interrupts import exit_on_interrupt
 def pretrain(
     recipe: Annotated[str | None, typer.Argument(metavar="PRESET_OR_RECIPE")] = None,
     data: list[str] | None = None,
-    out: Annotated[Path | None, typer.Option(show_default="runs/PRESET_OR_RECIPE")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="PATH", show_default="runs/PRESET_OR_RECIPE")
+    ] = None,
     changes: opt.Set = None,
     resume: opt.Resume = False,
     auto_resume: opt.AutoResume = False,
@@ -70,7 +71,7 @@ def pretrain(
             model (Trivium or Hugging Face) to continue pretraining.
         data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards. Replaces
             data.paths of a recipe file.
-        out: The run folder.
+        out: The run folder; may be s3://bucket/runs/NAME.
         show_batch: Print the inputs and labels of the first batch. The report contains them, too.
         show_recipe: Print every key of the recipe with its value and origin, without training.
     """

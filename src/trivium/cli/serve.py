@@ -130,9 +130,9 @@ def serve(
 
 def _find_model_folder(path: str) -> str:
     """Return the local folder of a model. Raises TriviumError if the folder does not exist."""
-    from trivium.interop.hub import find_folder
+    from trivium.remote_model import find_model
 
-    folder = find_folder(path)
+    folder = find_model(path)
     if not folder.is_dir():
         problem = "is a file" if Path(path).exists() else "there is no such folder"
         raise TriviumError(f"{path}: {problem}. Give a run such as runs/NAME, or a saved model.")

@@ -42,7 +42,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
             warnings.warn(
                 f'"{path}" is the folder of this name here. The model "{path}" that comes with '
                 "Trivium is used where there is no such folder.",
-                stacklevel=3,
+                stacklevel=4,
             )
         return _newest_snapshot(folder)
     if bundled is not None:

@@ -14,12 +14,12 @@ from trivium.adapt.lora import merged_state
 from trivium.adapt.new_tokens import extend_vocabulary
 from trivium.errors import CheckpointError, SpecError
 from trivium.inference.text_model import TextModel
-from trivium.interop.hub import find_folder
 from trivium.interop.peft_format import save_read_adapter, write_adapter_settings
 from trivium.interop.peft_reader import read_adapter
 from trivium.interop.settings import Settings
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.models import build
+from trivium.remote_model import find_model
 
 
 class AdapterMixin(TextModel):
@@ -70,7 +70,7 @@ class AdapterMixin(TextModel):
                 model.
             SpecError: the model has an adapter already.
         """
-        path, other = find_folder(folder), copy.copy(self)
+        path, other = find_model(folder), copy.copy(self)
         if self.adapter is not None:
             raise SpecError(
                 f"this model has the adapter {self.adapter.name!r} already: add the other to its "

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from trivium.errors import CheckpointError, TriviumError, did_you_mean
-from trivium.interop.hub import find_folder
 from trivium.interop.peft_reader import is_adapter_folder, read_adapter_config
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
+from trivium.remote_model import find_model
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
@@ -69,7 +69,7 @@ def parse_adapter_arguments(
     """
     adapters: dict[str, tuple[str, str]] = {}
     for name, argument in parse_model_arguments(arguments).items():
-        path = str(find_folder(argument))
+        path = str(find_model(argument))
         if name in models:
             raise TriviumError(
                 f"a model and an adapter are called {name!r}. Write --adapter name=folder to "

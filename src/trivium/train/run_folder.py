@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -16,6 +17,8 @@ from trivium.data.prepare import partial_folder
 from trivium.errors import CheckpointError, RecipeError
 from trivium.interop.settings import FILES
 from trivium.progress import handle_signals
+from trivium.remote import cache_path, is_remote
+from trivium.train.remote_run import RUN_ID, RemoteRun
 
 _LOCK = ".lock"
 # The pattern of the temporary names that `files.py` uses while it writes a file or folder.
@@ -37,10 +40,22 @@ class RunFolder:
     - `samples.jsonl`: outputs of the model at every evaluation (with `train.samples`)
     - `checkpoints/step-{n:08}/`
     - `evaluation.json` and `predictions.jsonl` (fine-tuning)
+
+    Args:
+        path: the folder, or a URL in object storage. With a URL, the run works in a local folder in
+            the cache, which is uploaded (see `remote_run.py`).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.remote: RemoteRun | None = None
+        """The copy of the run in object storage, if the path is a URL."""
+        if is_remote(path):
+            url = os.fspath(path).rstrip("/")
+            self.path = cache_path("run", url) / url.rpartition("/")[2]
+            self.remote = RemoteRun(url, self.path)
+        self.name = str(self.path) if self.remote is None else self.remote.url
+        """The path or URL with which commands find the run."""
         self.recipe = self.path / model_folder.RECIPE
         self.spec = self.path / model_folder.SPEC
         self.tokenizer = self.path / model_folder.TOKENIZER
@@ -68,12 +83,15 @@ class RunFolder:
         """Return whether to resume the run in this folder instead of starting a new one.
 
         Processes that `torchrun` restarts always resume their run. `torchrun` restarts processes if
-        one of them dies and, with --rdzv-id, if machines join or leave. Raises RecipeError if
-        `resume` is True and there is no run to resume.
+        one of them dies and, with --rdzv-id, if machines join or leave. A run in object storage
+        is downloaded if it may be resumed. Raises RecipeError if `resume` is True and there is no
+        run to resume.
         """
+        if resume and self.remote is not None:
+            self.remote.download()
         if resume is True and not self.recipe.is_file():
             raise RecipeError(
-                f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
+                f"{self.name}: there is no run to resume here (no {model_folder.RECIPE})."
                 f"{self._describe_replaced_run()}{files.did_you_mean_folder(self.path)}"
             )
         return resume is True or (resume == "auto" and self.has_begun) or self._is_restarted
@@ -110,9 +128,11 @@ class RunFolder:
         the run is started again.
 
         Raises:
-            RecipeError: another process trains in this folder, or the folder contains a run or
-                other files that may not be replaced.
+            RecipeError: another process trains in this folder, or the folder or its copy in object
+                storage contains a run or other files that may not be replaced.
         """
+        if self.remote is not None and not resume:
+            self.remote.check_unused(overwrite=overwrite)
         if self._replaced_folder.is_dir() and not (
             self.is_resumable or (resume and self.has_begun)
         ):
@@ -189,7 +209,13 @@ class RunFolder:
                 file.unlink(missing_ok=True)
 
     def write_metadata(self, metadata: dict[str, Any]) -> None:
-        """Write the metadata of the run to `run.json`."""
+        """Write the metadata of the run to `run.json`.
+
+        A run in object storage also gets a random name, so that its copies can be recognized.
+        """
+        if self.remote is not None:
+            name = self.read_metadata().get(RUN_ID) or secrets.token_hex(8)
+            metadata = {**metadata, RUN_ID: name}
         files.write_json(self.metadata_file, metadata)
 
     def read_metadata(self) -> dict[str, Any]:
@@ -245,7 +271,7 @@ class RunFolder:
             except BlockingIOError:
                 holder = [*file.read_text(encoding="utf-8").splitlines(), "unknown"][0]
                 raise RecipeError(
-                    f"{self.path}: another process (id {holder}) is training this run: wait for "
+                    f"{self.name}: another process (id {holder}) is training this run: wait for "
                     "it, stop it, or choose another --out."
                 ) from None
             lock.seek(0)
@@ -260,7 +286,7 @@ class RunFolder:
         """
         if self.has_begun or (self.recipe.is_file() and not was_used):
             raise RecipeError(
-                f"{self.path} already holds a run: continue it (--resume), choose another --out, "
+                f"{self.name} already holds a run: continue it (--resume), choose another --out, "
                 "or replace it (--overwrite)."
             )
         others = any(one.name != _LOCK and not one.match(_TEMPORARY) for one in self.path.iterdir())

@@ -22,6 +22,7 @@ from trivium.messages import english
 from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
+from trivium.remote_model import find_local_path
 from trivium.train.data_config import as_list
 from trivium.train.recipe_loading import Changes, check_sections, parse_changes, read_recipe
 from trivium.workflows.text_options import TextOptions
@@ -81,7 +82,7 @@ def evaluate(
     lm = model
     if not isinstance(lm, LanguageModel):
         lm = load(lm, device=device, quantize=quantize)
-    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
+    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(find_local_path(model))
     task = task or infer_task(lm)
     names = list_paths(data)
     changes, read_keys = split_data_overrides(changes)

@@ -241,7 +241,7 @@ class FinishedRun:
         """Print commands with which users can try out the model, one for each kind of objective."""
         texts = {objective.kind: text for objective, text in self.corpus.iter_excerpts()}
         first = {objective.kind: objective for objective in reversed(self.recipe.objectives)}
-        run, known = str(self.run.path), reversed(first.items())
+        run, known = self.run.name, reversed(first.items())
         commands = dict.fromkeys(
             one.suggest_command(run, self.lm, texts.get(k, "")) for k, one in known
         )
@@ -319,8 +319,8 @@ class FinishedRun:
     def _warn_about_stopped_evaluation(self) -> None:
         """Warn that the final evaluation was interrupted, and print the command to repeat it."""
         self.log.warn(
-            f"the evaluation was stopped: the model is in {self.run.path}, without its metrics;"
-            f" `trivium eval {self.run.path} FILE --limit 100` measures it on a file"
+            f"the evaluation was stopped: the model is in {self.run.name}, without its metrics;"
+            f" `trivium eval {self.run.name} FILE --limit 100` measures it on a file"
         )
 
     def _add_generations(self, chosen: dict[str, Metrics]) -> dict[str, Metrics]:

@@ -22,6 +22,7 @@ from trivium.interop.hf_folder import CONFIG
 from trivium.language_model import LanguageModel
 from trivium.model_folder import is_run
 from trivium.progress import format_duration
+from trivium.remote_model import find_local_path
 from trivium.report import RunFiles, read_run
 from trivium.report.run_files import to_float
 
@@ -142,7 +143,8 @@ def write_model_card(
         CheckpointError: a file of the run is damaged, or the run has no log records yet.
     """
     folder, config = Path(folder), read_json(Path(folder) / CONFIG)
-    run = read_run(Path(model)) if is_run(Path(model)) else None
+    source = find_local_path(model)
+    run = read_run(source) if is_run(source) else None
     name = name or folder.resolve().name
     architecture = config["architectures"][0]
     tag = _find_pipeline_tag(architecture, lm)

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -27,6 +26,7 @@ from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import quote_names
+from trivium.remote_model import find_local_path
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 from trivium.text.vocabulary import Vocabulary
@@ -176,9 +176,10 @@ def _build_with_auxiliary_weights(
     objective = recipe.objectives[0]
     module = objective.build(weights.spec, seed=recipe.seed, device=device)
     if weights.base.copied:
+        base = find_local_path(str(recipe.model.init_from))
         objective.untie_weights(module)
         for name, model in objective.models_to_save(module).items():
-            folder = Path(str(recipe.model.init_from)) / name
+            folder = base / name
             if not name:
                 weights.base.copy_into(model)
             elif folder.is_dir():

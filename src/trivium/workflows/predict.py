@@ -20,6 +20,7 @@ from trivium.files import STDIN, nan_to_none, replace_file
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective
+from trivium.remote_model import find_local_path
 from trivium.train.recipe_loading import Changes
 from trivium.workflows.evaluate import (
     Model,
@@ -100,7 +101,7 @@ def predict(
         raise RecipeError("predict uses data.encoding and data.errors, and no other key of data.")
     reading = replace(reading, **keys)
     options = RecordOptions(errors=reading.errors, encoding=reading.encoding)
-    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(Path(model))
+    recipe = {} if isinstance(model, LanguageModel) else read_run_recipe(find_local_path(model))
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
     task = infer_task(lm)
     known = [name for name, kind in LabelledObjective.kinds.items() if getattr(kind, "inputs", ())]

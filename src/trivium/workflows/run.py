@@ -47,5 +47,5 @@ class Run(RunFolder):
         try:
             summary = format_summary(read_run(self.path))
         except TriviumError:
-            return f"Run({str(self.path)!r})"
-        return f"{summary}\n{padded(translated('label.run'), 16)}  {self.path}"
+            return f"Run({self.name!r})"
+        return f"{summary}\n{padded(translated('label.run'), 16)}  {self.name}"

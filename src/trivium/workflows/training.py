@@ -52,6 +52,7 @@ from trivium.train.recipe_loading import (
     read_recipe,
     recipe_name,
 )
+from trivium.train.remote_run import UploadRun
 from trivium.train.run_folder import Resume
 from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus, remove_outdated_data
@@ -83,7 +84,9 @@ def pretrain(
 ) -> Run:
     """Train a model on raw text. All output is written to the run folder `out`.
 
-    Returns the run: its folder, validation metrics and history.
+    Returns the run: its folder, validation metrics and history. `out` may be a URL such as
+    s3://bucket/runs/gpt: then the run works in a local folder, `run.path`, and every checkpoint is
+    uploaded.
 
     Args:
         recipe: a preset ("bert-small"), a built-in recipe ("textbook-bert"), a TOML file, a Recipe
@@ -111,6 +114,7 @@ def pretrain(
 
     Raises:
         TriviumError: a recipe, text, tokenizer or checkpoint cannot be used.
+        CheckpointError: a run with a URL is complete, but cannot be uploaded.
         Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was saved.
     """
     started, threads = time.monotonic(), torch.get_num_threads()
@@ -127,18 +131,19 @@ def pretrain(
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have their own
     origin = recipe.model.init_from
-    if origin is not None and Path(origin).resolve() == run.path.resolve():
+    if origin is not None and (origin == run.name or Path(origin).resolve() == run.path.resolve()):
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
     hardware.keep_freed_memory()
     device = hardware.choose_device(recipe.train.device)
     recipe.train.uses_flex(device)  # raises an error before the data is read
     parallel = join_processes(recipe.parallel, device)
-    opened = contextlib.nullcontext()
+    opened, uploading = contextlib.nullcontext(), contextlib.nullcontext()
     if parallel.is_main:
+        uploading = _upload_run(run, recipe, log)
         opened = run.lock(resume=resume, overwrite=overwrite)
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
-        with handle_signals(signal.default_int_handler), log.running(), opened:
+        with handle_signals(signal.default_int_handler), log.running(), opened, uploading as upload:
             base = load_base_model(recipe, "cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
@@ -154,14 +159,15 @@ def pretrain(
                         if given is not None and not (resume and file.is_file()):
                             write_data(given, file, recipe.data.text_field)
                 elif not run.recipe.is_file():
+                    what = "--out" if run.remote is None else "a folder TRIVIUM_CACHE"
                     raise RecipeError(
                         f"{run.path} is not what the first process sees under this name: with "
-                        "several machines choose --out on a file system that they share."
+                        f"several machines choose {what} on a file system that they share."
                     )
                 corpus = load_corpus(recipe, spec, base, run, log)
             setup = set_up_model(corpus, spec, base, device, parallel)
             del base  # its weights are freed when they have been copied
-            context = RunContext(run, log, device, parallel, callbacks, started)
+            context = RunContext(run, log, device, parallel, callbacks, started, upload)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:
                 finished.print_suggested_commands()
@@ -243,17 +249,52 @@ def finetune(
     )
 
 
+@contextlib.contextmanager
+def _upload_run(run: Run, recipe: Recipe, log: ProgressLine) -> Iterator[UploadRun | None]:
+    """Context manager that uploads what is left of a run at its end, also after an error.
+
+    Yields the callback that uploads checkpoints, or None if the run is not in object storage.
+    Raises CheckpointError if a run that has ended without an error cannot be uploaded. After an
+    error, a failed upload is only a warning.
+    """
+    remote = run.remote
+    if remote is None:
+        yield None
+        return
+    remote.keep = max(recipe.train.max_checkpoints, recipe.train.average)
+    upload = UploadRun(remote, log)
+    copy = f"from fsspec.generic import rsync; rsync({run.path.as_uri()!r}, {remote.url!r})"
+    advice = (
+        f"The complete run is in {run.path}. To upload it: `trivium pretrain --resume --out "
+        f"{shlex.quote(remote.url)}` on this machine, or `python -c {shlex.quote(copy)}`."
+    )
+    try:
+        yield upload
+    except BaseException:
+        # A run that replaces another run must have a checkpoint first.
+        if run.is_resumable if remote.replaces else run.training:
+            try:
+                problem = upload.finish()
+            except KeyboardInterrupt:
+                problem = "the upload was interrupted"
+            if problem is not None:
+                log.warn(f"the run was not uploaded to {remote.url}: {problem} {advice}")
+        raise
+    if problem := upload.finish():
+        raise CheckpointError(f"the run was not uploaded to {remote.url}: {problem} {advice}")
+
+
 def _make_interrupted_error(run: Run, recipe: Recipe) -> Interrupted:
     """Return the error to raise for an interrupted run. The message says how to resume the run."""
     if not run.kept:
-        back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
+        back = f"; the run that was in {run.name} is still there" if run.recipe.is_file() else ""
         first = "checkpoint" if run.training else "step"
         return Interrupted(0, f"interrupted before the first {first}, nothing is kept{back}.")
     newest = next(checkpoints(run.checkpoints), None)
     step = 0 if newest is None else int(newest.name.removeprefix("step-"))
     saved = f"step {step:,} is saved" if step else "what was prepared for the first step is kept"
     command = "finetune" if recipe.labelled else "pretrain"
-    resume = f"trivium {command} --resume --out {shlex.quote(str(run.path))}"
+    resume = f"trivium {command} --resume --out {shlex.quote(run.name)}"
     return Interrupted(step, f"interrupted; {saved}. To resume:\n  {resume}")
 
 
@@ -412,7 +453,7 @@ def _load_resumed_recipe(
         before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
+            f"{error}\n{run.name} started from this model, which --resume reads again: put it back."
         ) from None
     if tree.get("data", {}).get("paths") == []:  # from a Recipe without data
         del tree["data"]["paths"]
@@ -475,7 +516,7 @@ def _mask_paths(tree: Any) -> Any:
 def _reject_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
     """Raise RecipeError, saying that a resumed run cannot change `key` from `old` to `new`."""
     raise RecipeError(
-        f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
+        f"a resumed run cannot change {key}: {run.name} has {old}, not {new}, and what was made "
         "so far depends on it. Leave it out, or start a new run with another --out."
     )
 

@@ -28,6 +28,7 @@ from trivium.train.loader import BatchStream, LoaderPhase
 from trivium.train.memory import MemoryUse, StoreMicroBatchSize, fit_memory, reuse_micro_batch_size
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import format_recipe_file
+from trivium.train.remote_run import UploadRun
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_warnings import RunHistory, RunWarnings
@@ -61,6 +62,7 @@ class RunContext:
         parallel: the processes of the run.
         callbacks: the user's callbacks.
         started: the value of `time.monotonic` when the command started.
+        upload: the callback that uploads a run in object storage; only on rank 0.
     """
 
     run: RunFolder
@@ -69,6 +71,7 @@ class RunContext:
     parallel: Parallel
     callbacks: Sequence[Callback]
     started: float
+    upload: UploadRun | None = None
 
 
 def train_run(
@@ -296,6 +299,7 @@ def _build_callbacks(
         kept,
         *context.callbacks,
         table,
+        *([] if context.upload is None else [context.upload]),
     ]
 
 
