@@ -26,6 +26,7 @@ from trivium.workflows.training import pretrain
 DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
 FSDP_ALONE = {"data": "fsdp"}
 TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
+CONTEXT = {"context": 2}
 # Processes -> layouts: every one for models of each family and a task, some for others.
 FAMILIES = ["bert", "gpt2", "llama", "t5", "reviews", "pairs"]
 # Other mixers, positions and objectives, with what their objectives have.
@@ -50,6 +51,9 @@ LAYOUTS = {
         (FSDP, [*FAMILIES, "electra", "muon"]),
         (TENSOR, [*FAMILIES, "muon"]),
         (SEQUENCE, ["llama", "t5"]),
+        (CONTEXT | DDP, ["gpt2", "llama"]),
+        (CONTEXT | FSDP | {"replicas": 2}, ["bert", "llama"]),
+        ({"context": 4, "data": "fsdp"}, ["gpt2", "muon"]),
     ],
 }
 
@@ -285,8 +289,8 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, pairs
     for processes, layouts in LAYOUTS.items():  # one start of so many processes for all runs
         jobs, folders = [], {}
         for number, (parallel, names) in enumerate(layouts):
-            # Tensor parallelism drops other attention weights than one process.
-            dropout = 0.0 if "tensor" in parallel else 0.1
+            # Tensor and context parallelism drop other units than one process.
+            dropout = 0.0 if {"tensor", "context"} & parallel.keys() else 0.1
             for name in names:
                 single, out = (
                     tmp_path / f"{name}-{dropout}",
@@ -310,6 +314,8 @@ STARTS = [
     ("t5", False, FSDP_ALONE),
     ("t5", True, TENSOR),
     ("mixtral", False, FSDP_ALONE),
+    ("llama", False, CONTEXT | FSDP_ALONE),
+    ("modernbert", False, CONTEXT),
 ]
 
 

@@ -195,7 +195,8 @@ class Mask:
         self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
         self.conditions = mask_conditions(queries, keys, pattern)
-        if num_queries == 1 and queries.has_equal_starts and self.conditions == {"causal"}:
+        is_last = queries.cache_slice is not None and queries.has_equal_starts
+        if num_queries == 1 and is_last and self.conditions == {"causal"}:
             self.conditions = set()  # the last of all tokens attends to them all
         tiling = self._choose_tiling(num_queries, num_keys)
         self.slices = [

@@ -130,6 +130,14 @@ class SequenceInfo:
         """
         return self if self.num_keys is None else self.subset(slice(self.num_keys))
 
+    def gather_keys(self, x: Tensor) -> Tensor:
+        """Return the keys or values of all tokens that `keys` describes, [B, K, S, H].
+
+        Here, they are x itself. In context parallelism, x has only the tokens of one process (see
+        `train.context_parallel`).
+        """
+        return x
+
     def subset(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> SequenceInfo:
         """Return the metadata of a subset of the tokens.
 

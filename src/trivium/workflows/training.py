@@ -33,6 +33,7 @@ from trivium.presets import auto_presets, presets
 from trivium.progress import ProgressLine, handle_signals
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
+from trivium.train.context_parallel import check_context_parallel
 from trivium.train.data_config import as_list
 from trivium.train.distributed import Parallel, join_processes
 from trivium.train.model_config import ORIGINS
@@ -381,6 +382,8 @@ def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> No
             f'model.quantize = "{recipe.model.quantize}" trains in one process, and there are '
             f"{parallel.size}: leave it out, or start the run without torchrun."
         )
+    if recipe.parallel.context > 1:
+        check_context_parallel(spec, recipe.objectives)
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
             raise RecipeError(

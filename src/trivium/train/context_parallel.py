@@ -1,0 +1,129 @@
+"""Context parallelism: several processes share the positions of a row (Dubey et al. 2024).
+
+Each process computes a contiguous part of the positions with all weights. Only attention needs the
+other positions: an all-gather collects the keys and values of the whole row in the forward pass,
+and a reduce-scatter sums their gradients in the backward pass (section 3.3.2 of the paper). The
+processes must get the same batches. Each process computes the losses of its own positions, so that
+the loss and the gradients of a batch are sums over the processes.
+
+Shape letters: B batch, T positions of a row, P positions of one process, K key-value heads,
+H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from trivium.errors import RecipeError
+from trivium.models.base_model import Spec
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.sequence_info import SequenceInfo
+from trivium.objectives.objective import Objective
+from trivium.objectives.tensor_batch import LossTerms, TensorBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPart(SequenceInfo):
+    """The metadata of the positions of one process. The keys are those of all positions of the row.
+
+    Args:
+        row: the metadata of all positions of the row.
+        mesh: the processes that share the row, in the order of their positions.
+    """
+
+    row: SequenceInfo
+    mesh: DeviceMesh
+
+    @property
+    def is_prefill(self) -> bool:
+        """False: earlier positions may be on other processes."""
+        return False
+
+    @property
+    def keys(self) -> SequenceInfo:
+        """The metadata of all positions of the row."""
+        return self.row
+
+    def gather_keys(self, x: Tensor) -> Tensor:
+        """Gather keys or values from all processes: [B, K, P, H] -> [B, K, T, H]."""
+        part = DTensor.from_local(x, self.mesh, [Shard(2)], run_check=False)
+        whole = part.redistribute(placements=[Replicate()])
+        return whole.to_local(grad_placements=[Partial()])[:, :, : self.row.columns.shape[1]]
+
+
+def check_context_parallel(spec: Spec, objectives: Sequence[Objective]) -> None:
+    """Raise RecipeError if a model or an objective does not support context parallelism.
+
+    Layers may read other positions only in softmax attention. The loss of a position may depend
+    only on its own hidden state, as in `Objective.loss`.
+    """
+    names = [] if len(spec.stacks) == 1 else [f'models of kind "{spec.kind}", {spec.family}']
+    names += ["a query stream"] if spec.query_stream else []
+    for layer in (layer for stack in spec.stacks for layer in stack.every_layer):
+        mixer, network = layer.mixer, layer.feed_forward
+        if type(mixer) is not Attention:
+            names.append(f'mixers of kind "{mixer.kind}"')
+        elif mixer.positions and mixer.positions.has_scores:
+            names.append(f'positions of kind "{mixer.positions.kind}"')
+        if network and (network.has_aux_loss or network.reads_earlier_tokens):
+            names.append(f'feed-forward networks of kind "{network.kind}"')
+    plain = [one for one in objectives if type(one).loss is Objective.loss]
+    names += [f'objective.kind = "{one.kind}"' for one in objectives if one not in plain]
+    if names:
+        raise RecipeError(
+            f"parallel.context does not support {', '.join(dict.fromkeys(names))}: leave it out."
+        )
+
+
+def divide_rows(train_step: nn.Module, mesh: DeviceMesh) -> None:
+    """Let every process of `mesh` compute the losses of a part of each row, in place.
+
+    `train_step` is a `TrainStep` with a model that `check_context_parallel` accepts. The positions
+    are divided equally, and the last process repeats the last position if they are too few.
+    Only the training step is divided: the model itself can still be used by a single process.
+    """
+    model: Any = train_step.get_submodule("model")
+    compute_losses, [stack] = train_step.forward, model.stacks
+
+    def forward(objective: Objective, batch: TensorBatch) -> LossTerms:
+        """Return the loss terms of the positions of this process (see `TrainStep.forward`)."""
+        ids = batch.inputs["input_ids"]
+        length, part = ids.shape[1], -(-ids.shape[1] // mesh.size())
+        start = part * mesh.get_local_rank()
+        own = torch.arange(start, start + part, device=ids.device).clamp(max=length - 1)
+        row, column = batch.label_positions // length, batch.label_positions % length
+        is_own = (column >= start) & (column < start + part)
+        batch = replace(
+            batch,
+            label_positions=(row * part + column - start)[is_own],
+            targets=batch.targets[is_own],
+        )
+        if model.training:  # dropout differs between the processes
+            torch.manual_seed(int(torch.randint(2**62, ())) + mesh.get_local_rank())
+
+        def divide_ids(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+            """Forward pre-hook of the token embeddings: [B, T] -> [B, P]."""
+            return inputs[0][:, own]
+
+        def divide_metadata(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            """Forward pre-hook of the stack, whose first input are token embeddings [B, P, E]."""
+            tokens, sequence = inputs
+            of_part = RowPart(**vars(sequence.subset(own)), row=sequence, mesh=mesh)
+            types = named["token_type_ids"]
+            own_types = None if types is None else types[:, own]
+            return (tokens, of_part), {**named, "token_type_ids": own_types}
+
+        with (
+            model.tokens.register_forward_pre_hook(divide_ids),
+            stack.register_forward_pre_hook(divide_metadata, with_kwargs=True),
+        ):
+            return compute_losses(objective, batch)
+
+    train_step.forward = forward
