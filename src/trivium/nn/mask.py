@@ -195,8 +195,7 @@ class Mask:
         self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
         self.conditions = mask_conditions(queries, keys, pattern)
-        is_last = queries.cache_slice is not None and queries.has_equal_starts
-        if num_queries == 1 and is_last and self.conditions == {"causal"}:
+        if num_queries == 1 and queries.has_equal_starts and self.conditions == {"causal"}:
             self.conditions = set()  # the last of all tokens attends to them all
         tiling = self._choose_tiling(num_queries, num_keys)
         self.slices = [
@@ -218,11 +217,11 @@ class Mask:
     def is_plain_causal(self) -> bool:
         """Whether the mask is only causal, so that a kernel with `is_causal` can replace it.
 
-        This requires that there are no cached tokens, no other conditions (such as padding), no
-        position bias and no eager attention.
+        This requires that the queries are the last of the keys, and that there are no cached
+        tokens, no other conditions (such as padding), no position bias and no eager attention.
         """
         kernel = self.bias is None and not self.eager
-        return self.conditions == {"causal"} and self.queries.is_prefill and kernel
+        return self.conditions == {"causal"} and self.queries.are_last_keys and kernel
 
     def _prepare_parts(self) -> list[MaskPart] | None:
         """Return the parts; None if they are large, and made one at a time when they are needed."""

@@ -6,7 +6,7 @@ and a reduce-scatter sums their gradients in the backward pass (section 3.3.2 of
 processes must get the same batches. Each process computes the losses of its own positions, so that
 the loss and the gradients of a batch are sums over the processes.
 
-Shape letters: B batch, T positions of a row, P positions of one process, K key-value heads,
+Shape letters: B batch, T positions of a row, P positions of one process, S keys, K key-value heads,
 H head_dim.
 """
 
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
 from trivium.nn.mixers.attention import Attention
+from trivium.nn.positions.rotary import Rotary
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.objectives.objective import Objective
 from trivium.objectives.tensor_batch import LossTerms, TensorBatch
@@ -31,35 +31,37 @@ from trivium.objectives.tensor_batch import LossTerms, TensorBatch
 
 @dataclass(frozen=True, kw_only=True)
 class RowPart(SequenceInfo):
-    """The metadata of the positions of one process. The keys are those of all positions of the row.
+    """The metadata of the positions of one process.
 
     Args:
-        row: the metadata of all positions of the row.
+        visible: the metadata of the keys: all positions of the row, or if attention is causal those
+            up to the last position of this process.
         mesh: the processes that share the row, in the order of their positions.
     """
 
-    row: SequenceInfo
+    visible: SequenceInfo
     mesh: DeviceMesh
 
     @property
-    def is_prefill(self) -> bool:
-        """False: earlier positions may be on other processes."""
-        return False
+    def keys(self) -> SequenceInfo:
+        """The metadata of the keys."""
+        return self.visible
 
     @property
-    def keys(self) -> SequenceInfo:
-        """The metadata of all positions of the row."""
-        return self.row
+    def are_last_keys(self) -> bool:
+        """Whether the tokens are the last of the keys: no position is repeated as padding."""
+        end = self.columns.shape[1] * (self.mesh.get_local_rank() + 1)
+        return end == self.visible.columns.shape[1]
 
     def gather_keys(self, x: Tensor) -> Tensor:
-        """Gather keys or values from all processes: [B, K, P, H] -> [B, K, T, H]."""
+        """Gather keys or values from all processes: [B, K, P, H] -> [B, K, S, H]."""
         part = DTensor.from_local(x, self.mesh, [Shard(2)], run_check=False)
         whole = part.redistribute(placements=[Replicate()])
-        return whole.to_local(grad_placements=[Partial()])[:, :, : self.row.columns.shape[1]]
+        return whole.to_local(grad_placements=[Partial()])[:, :, : self.visible.columns.shape[1]]
 
 
-def check_context_parallel(spec: Spec, objectives: Sequence[Objective]) -> None:
-    """Raise RecipeError if a model or an objective does not support context parallelism.
+def find_unsupported(spec: Spec, objectives: Sequence[Objective] = ()) -> list[str]:
+    """Return the names of what context parallelism does not support; empty if it supports all.
 
     Layers may read other positions only in softmax attention. The loss of a position may depend
     only on its own hidden state, as in `Objective.loss`.
@@ -68,24 +70,24 @@ def check_context_parallel(spec: Spec, objectives: Sequence[Objective]) -> None:
     names += ["a query stream"] if spec.query_stream else []
     for layer in (layer for stack in spec.stacks for layer in stack.every_layer):
         mixer, network = layer.mixer, layer.feed_forward
+        positions = mixer.positions if isinstance(mixer, Attention) else None
+        scaling = positions.scaling if isinstance(positions, Rotary) else None
         if type(mixer) is not Attention:
             names.append(f'mixers of kind "{mixer.kind}"')
-        elif mixer.positions and mixer.positions.has_scores:
-            names.append(f'positions of kind "{mixer.positions.kind}"')
+        elif positions and positions.has_scores:
+            names.append(f'positions of kind "{positions.kind}"')
+        if scaling and scaling.needs_length:
+            names.append(f'scaling of kind "{scaling.kind}"')
         if network and (network.has_aux_loss or network.reads_earlier_tokens):
             names.append(f'feed-forward networks of kind "{network.kind}"')
-    plain = [one for one in objectives if type(one).loss is Objective.loss]
-    names += [f'objective.kind = "{one.kind}"' for one in objectives if one not in plain]
-    if names:
-        raise RecipeError(
-            f"parallel.context does not support {', '.join(dict.fromkeys(names))}: leave it out."
-        )
+    refused = [one.kind for one in objectives if type(one).loss is not Objective.loss]
+    return [*dict.fromkeys(names), *(f'objective.kind = "{kind}"' for kind in refused)]
 
 
 def divide_rows(train_step: nn.Module, mesh: DeviceMesh) -> None:
     """Let every process of `mesh` compute the losses of a part of each row, in place.
 
-    `train_step` is a `TrainStep` with a model that `check_context_parallel` accepts. The positions
+    `train_step` is a `TrainStep` with a model that `find_unsupported` accepts. The positions
     are divided equally, and the last process repeats the last position if they are too few.
     Only the training step is divided: the model itself can still be used by a single process.
     """
@@ -115,7 +117,9 @@ def divide_rows(train_step: nn.Module, mesh: DeviceMesh) -> None:
         def divide_metadata(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
             """Forward pre-hook of the stack, whose first input are token embeddings [B, P, E]."""
             tokens, sequence = inputs
-            of_part = RowPart(**vars(sequence.subset(own)), row=sequence, mesh=mesh)
+            keys = slice(start + part if sequence.causal and sequence.prefix is None else length)
+            visible = sequence.subset(keys)
+            of_part = RowPart(**vars(sequence.subset(own, keys)), visible=visible, mesh=mesh)
             types = named["token_type_ids"]
             own_types = None if types is None else types[:, own]
             return (tokens, of_part), {**named, "token_type_ids": own_types}

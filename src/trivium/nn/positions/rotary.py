@@ -338,12 +338,11 @@ def _doc_lengths(sequence: SequenceInfo) -> Tensor:
     if sequence.cache_slice is not None and sequence.cache_slice.prefill_lengths is not None:
         prefill_lengths = sequence.cache_slice.prefill_lengths[:, None]
         return torch.maximum(sequence.positions + 1, prefill_lengths)
-    keys = sequence.keys
-    last, documents = keys.positions, keys.documents
-    if keys.is_token is not None:
-        last = last * keys.is_token.bool()
-    if documents is None or sequence.documents is None:
+    last, documents = sequence.positions, sequence.documents
+    if sequence.is_token is not None:
+        last = last * sequence.is_token.bool()
+    if documents is None:
         return last.amax(1, keepdim=True) + 1
     longest = documents.new_zeros(len(documents), int(documents.max()) + 1)
     longest = longest.scatter_reduce(1, documents, last.expand_as(documents), "amax")
-    return longest.gather(1, sequence.documents) + 1
+    return longest.gather(1, documents) + 1
