@@ -19,6 +19,8 @@ import trivium
 from trivium.cli import main
 from trivium.errors import RecipeError
 from trivium.presets import presets
+from trivium.train.distributed import SINGLE_PROCESS
+from trivium.train.recipe_loading import load_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.workflows import training
 from trivium.workflows.training import pretrain
@@ -376,6 +378,17 @@ def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
         pretrain(
             "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(tensor=2), console=quiet()
         )
+    with pytest.raises(RecipeError, match=r"parallel.context = 2 does not divide 1 process:"):
+        pretrain(
+            "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(**CONTEXT), console=quiet()
+        )
+
+
+def test_rows_that_cannot_be_divided_are_refused_by_name():
+    recipe = load_recipe("mamba-tiny", {"parallel": CONTEXT, "objective": {"kind": "causal"}})
+    message = r'context = 2 does not support mixers of kind "mamba": leave parallel.context out'
+    with pytest.raises(RecipeError, match=message):
+        training._check_parallel_layout(recipe, presets["mamba-tiny"], SINGLE_PROCESS)
 
 
 @pytest.mark.parametrize("option", ["--data", "--dat"])
