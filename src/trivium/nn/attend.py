@@ -174,9 +174,7 @@ def _call_sdpa(
         # GPU kernels that support both a mask and grouped heads keep all scores, so keys are
         # repeated instead.
         key, value = _repeat_kv(key, heads), _repeat_kv(value, heads)
-    if (
-        is_causal and key.shape[2] > queries
-    ):  # `is_causal` of PyTorch is for as many queries as keys
+    if is_causal and key.shape[2] > queries:  # the queries are the last of the keys
         mask, is_causal = causal_lower_right(queries, key.shape[2]), False
     mixed = F.scaled_dot_product_attention(
         query,

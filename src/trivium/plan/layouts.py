@@ -4,9 +4,9 @@ A layout describes how a training step is parallelized. Data parallelism has two
 "ddp", each GPU has a copy of the model. With "fsdp", the weights, gradients and optimizer state are
 sharded (Rajbhandari et al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer
 across several GPUs, and is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et
-al. 2022). Context parallelism divides the positions of every row (Dubey et al. 2024); it is
-considered only for rows whose activations fit in no other layout. Activation checkpointing can be
-added (Chen et al. 2016).
+al. 2022). Context parallelism divides the positions of every row (Dubey et al. 2024). It is
+considered only if no other layout can keep the activations of a row. Activation checkpointing can
+be added (Chen et al. 2016).
 
 Step time is estimated with a roofline model (Williams et al. 2009). The communication of weights
 and gradients overlaps with the other work of a GPU, so the step takes as long as the slower of the

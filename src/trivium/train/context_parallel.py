@@ -87,9 +87,9 @@ def find_unsupported(spec: Spec, objectives: Sequence[Objective] = ()) -> list[s
 def divide_rows(train_step: nn.Module, mesh: DeviceMesh) -> None:
     """Let every process of `mesh` compute the losses of a part of each row, in place.
 
-    `train_step` is a `TrainStep` with a model that `find_unsupported` accepts. The positions
-    are divided equally, and the last process repeats the last position if they are too few.
-    Only the training step is divided: the model itself can still be used by a single process.
+    `train_step` is a `TrainStep` with a model that `find_unsupported` accepts. All processes get
+    the same number of positions: those that have too few repeat the last position of the row,
+    which then has no labels. A call of the model outside of the training step is not divided.
     """
     model: Any = train_step.get_submodule("model")
     compute_losses, [stack] = train_step.forward, model.stacks
