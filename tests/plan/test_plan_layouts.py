@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,14 +216,38 @@ def test_the_fewest_gpus_compute_nothing_twice_unless_only_checkpointing_fits():
     layouts = [step.layout for step in short.list_steps() if step.problem is None]
     assert [layout.activation_checkpointing for layout in layouts] == [True]
     few = find_fewest_gpus(short)
-    layouts = [step.layout for step in few.list_steps() if step.problem is None]
-    assert (few.gpus, layouts[0].activation_checkpointing) == (4, False)
+    kept = [step for step in few.list_steps() if not step.layout.activation_checkpointing]
+    assert few.gpus == 2
+    assert [str(step.layout) for step in kept if step.problem is None] == ["fsdp x context 2"]
+    undivided = find_fewest_gpus(replace(short, divides_rows=False))
+    layouts = [step.layout for step in undivided.list_steps() if step.problem is None]
+    assert (undivided.gpus, layouts[0].activation_checkpointing) == (4, False)
     work = Workload(presets["gpt2-xl"], 2**17, 2**22, GPUS["a100-80g"], 1)
     few = find_fewest_gpus(work)
     steps = [step for step in few.list_steps() if step.problem is None]
     assert all(step.layout.activation_checkpointing for step in steps)
     assert few.gpus == 2
     assert all(step.problem for step in work.list_steps())
+
+
+def test_rows_are_divided_only_if_their_activations_fit_in_no_other_layout(capsys):
+    short = Workload(presets["qwen3-8b"], 2**12, 2**22, GPUS["h100"], 16)
+    long = replace(short, length=2**15)
+    assert all(step.layout.context == 1 for step in short.list_steps())
+    divided = [step for step in long.list_steps() if step.layout.context > 1]
+    assert {step.layout.context for step in divided} == {2, 4, 8}
+    for other in (replace(long, divides_rows=False), replace(long, spec=presets["bloom-7.1b"])):
+        assert all(step.layout.context == 1 for step in other.list_steps())
+    # A row of 4,096 positions on each GPU, with the keys and values of 32,768 (8 heads of 128).
+    step = Step(long, Layout("fsdp", context=8))
+    kept = long.spec.activation_bytes(2**15, 2, on_cpu=False) * 2**12
+    gathered = 36 * 2 * 8 * 128 * 2 * (2**15 - 2**12)
+    assert step.micro_batch_rows == 1
+    assert step.memory["activations"] == kept + gathered
+    assert step.communication["tensor"] == 2 * 36 * 2 * 8 * 128 * 2 * step.rows * 2**15 * 7 / 8
+    arguments = "--gpus 2 --gpu a100-40g --length 8192 --batch-tokens 4194304 --launch torchrun"
+    assert cli.main(["plan", "gpt2-xl", *arguments.split()]) == 0
+    assert "--set parallel.context=2" in capsys.readouterr().out
 
 
 def test_what_cannot_be_planned_is_refused(capsys, tmp_path):

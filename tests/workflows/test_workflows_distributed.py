@@ -20,6 +20,8 @@ import trivium
 from trivium.cli import main
 from trivium.errors import RecipeError
 from trivium.presets import presets
+from trivium.train.distributed import SINGLE_PROCESS
+from trivium.train.recipe_loading import load_recipe
 from trivium.train.run_folder import RunFolder
 from trivium.workflows import training
 from trivium.workflows.training import pretrain
@@ -27,6 +29,7 @@ from trivium.workflows.training import pretrain
 DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
 FSDP_ALONE = {"data": "fsdp"}
 TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
+CONTEXT = {"context": 2}
 # Processes -> layouts: every one for models of each family and a task, some for others.
 FAMILIES = ["bert", "gpt2", "llama", "t5", "reviews", "pairs"]
 # Other mixers, positions and objectives, with what their objectives have.
@@ -51,6 +54,9 @@ LAYOUTS = {
         (FSDP, [*FAMILIES, "electra", "muon"]),
         (TENSOR, [*FAMILIES, "muon"]),
         (SEQUENCE, ["llama", "t5"]),
+        (CONTEXT | DDP, ["gpt2", "llama"]),
+        (CONTEXT | FSDP | {"replicas": 2}, ["bert", "llama"]),
+        ({"context": 4, "data": "fsdp"}, ["gpt2", "muon"]),
     ],
 }
 
@@ -286,8 +292,8 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, pairs
     for processes, layouts in LAYOUTS.items():  # one start of so many processes for all runs
         jobs, folders = [], {}
         for number, (parallel, names) in enumerate(layouts):
-            # Tensor parallelism drops other attention weights than one process.
-            dropout = 0.0 if "tensor" in parallel else 0.1
+            # Tensor and context parallelism drop other units than one process.
+            dropout = 0.0 if {"tensor", "context"} & parallel.keys() else 0.1
             for name in names:
                 single, out = (
                     tmp_path / f"{name}-{dropout}",
@@ -311,6 +317,8 @@ STARTS = [
     ("t5", False, FSDP_ALONE),
     ("t5", True, TENSOR),
     ("mixtral", False, FSDP_ALONE),
+    ("llama", False, CONTEXT | FSDP_ALONE),
+    ("modernbert", False, CONTEXT),
 ]
 
 
@@ -385,6 +393,17 @@ def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
         pretrain(
             "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(tensor=2), console=quiet()
         )
+    with pytest.raises(RecipeError, match=r"parallel.context = 2 does not divide 1 process:"):
+        pretrain(
+            "gpt2-tiny", data=text, out=tmp_path / "a", changes=small(**CONTEXT), console=quiet()
+        )
+
+
+def test_rows_that_cannot_be_divided_are_refused_by_name():
+    recipe = load_recipe("mamba-tiny", {"parallel": CONTEXT, "objective": {"kind": "causal"}})
+    message = r'context = 2 does not support mixers of kind "mamba": leave parallel.context out'
+    with pytest.raises(RecipeError, match=message):
+        training._check_parallel_layout(recipe, presets["mamba-tiny"], SINGLE_PROCESS)
 
 
 @pytest.mark.parametrize("option", ["--data", "--dat"])

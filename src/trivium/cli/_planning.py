@@ -30,6 +30,7 @@ from trivium.presets.facts import shape_summary
 from trivium.presets.published import PublishedRecipe, published_recipes
 from trivium.progress import format_duration, labelled
 from trivium.train import defaults
+from trivium.train.context_parallel import find_unsupported
 from trivium.train.memory import training_memory_options
 from trivium.train.recipe_loading import load_recipe, load_recipe_tree, recipe_name
 
@@ -202,7 +203,8 @@ def _load_recipe_model(name: str, overrides: Sequence[str]) -> tuple[PlannedMode
     model = dataclasses.replace(
         model, spec=spec, context=context, tokens=tokens.get(kind), batch=batch
     )
-    return model, training_memory_options(recipe, module)
+    state = training_memory_options(recipe, module)
+    return model, state | {"divides_rows": not find_unsupported(spec, recipe.objectives)}
 
 
 def print_forecast(name: str, overrides: Sequence[str], *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from trivium.nn.activations import apply_soft_cap
 from trivium.nn.flex import FlexMask, flex_attend
@@ -173,6 +174,8 @@ def _call_sdpa(
         # GPU kernels that support both a mask and grouped heads keep all scores, so keys are
         # repeated instead.
         key, value = _repeat_kv(key, heads), _repeat_kv(value, heads)
+    if is_causal and key.shape[2] > queries:  # the queries are the last of the keys
+        mask, is_causal = causal_lower_right(queries, key.shape[2]), False
     mixed = F.scaled_dot_product_attention(
         query,
         key,
@@ -200,7 +203,9 @@ def _apply_mask(scores: Tensor, part: MaskPart) -> Tensor:
     """Return scores [B, N, T, S] with masked entries set to `masked_score`."""
     allowed = part.attention_mask
     if allowed is None and part.is_plain_causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        queries, keys = scores.shape[-2:]
+        allowed = torch.ones(queries, keys, dtype=torch.bool, device=scores.device)
+        allowed = allowed.tril(keys - queries)  # the queries are the last of the keys
     return scores if allowed is None else scores.masked_fill(~allowed, masked_score(scores.dtype))
 
 

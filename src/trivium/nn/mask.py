@@ -217,11 +217,11 @@ class Mask:
     def is_plain_causal(self) -> bool:
         """Whether the mask is only causal, so that a kernel with `is_causal` can replace it.
 
-        This requires that there are no cached tokens, no other conditions (such as padding), no
-        position bias and no eager attention.
+        This requires that the queries are the last of the keys, and that there are no cached
+        tokens, no other conditions (such as padding), no position bias and no eager attention.
         """
         kernel = self.bias is None and not self.eager
-        return self.conditions == {"causal"} and self.queries.is_prefill and kernel
+        return self.conditions == {"causal"} and self.queries.are_last_keys and kernel
 
     def _prepare_parts(self) -> list[MaskPart] | None:
         """Return the parts; None if they are large, and made one at a time when they are needed."""

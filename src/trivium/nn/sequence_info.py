@@ -99,6 +99,11 @@ class SequenceInfo:
         return self.cache_slice is None or self.cache_slice.is_prefill
 
     @property
+    def are_last_keys(self) -> bool:
+        """Whether the tokens are the last tokens of `keys`, and no keys are in a cache."""
+        return self.is_prefill
+
+    @property
     def has_equal_starts(self) -> bool:
         """Whether the number of earlier (cached) tokens is the same in every row."""
         return self.cache_slice is None or isinstance(self.cache_slice.start, int)
@@ -129,6 +134,14 @@ class SequenceInfo:
         They are the first `num_keys` tokens. Keys in a cache are not included.
         """
         return self if self.num_keys is None else self.subset(slice(self.num_keys))
+
+    def gather_keys(self, x: Tensor) -> Tensor:
+        """Return the keys or values of all tokens that `keys` describes, [B, K, S, H].
+
+        Here, they are x itself. In context parallelism, x has only the tokens of this process
+        (see `train.context_parallel`).
+        """
+        return x
 
     def subset(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> SequenceInfo:
         """Return the metadata of a subset of the tokens.

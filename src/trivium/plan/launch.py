@@ -113,6 +113,8 @@ def _list_settings(plan: TrainingPlan, *, labelled: bool) -> list[str]:
         settings.append(f"parallel.data={layout.data}")
     if layout.tensor > 1:
         settings += [f"parallel.tensor={layout.tensor}", "parallel.sequence=true"]
+    if layout.context > 1:
+        settings.append(f"parallel.context={layout.context}")
     if layout.activation_checkpointing:
         settings.append("parallel.activation_checkpointing=true")
     return settings

@@ -4,7 +4,9 @@ A layout describes how a training step is parallelized. Data parallelism has two
 "ddp", each GPU has a copy of the model. With "fsdp", the weights, gradients and optimizer state are
 sharded (Rajbhandari et al. 2020, stage 3; Zhao et al. 2023). Tensor parallelism splits each layer
 across several GPUs, and is combined with sequence parallelism (Shoeybi et al. 2019; Korthikanti et
-al. 2022). Activation checkpointing can be added (Chen et al. 2016).
+al. 2022). Context parallelism divides the positions of every row (Dubey et al. 2024). It is
+considered only if no other layout can keep the activations of a row. Activation checkpointing can
+be added (Chen et al. 2016).
 
 Step time is estimated with a roofline model (Williams et al. 2009). The communication of weights
 and gradients overlaps with the other work of a GPU, so the step takes as long as the slower of the
@@ -14,7 +16,7 @@ two. The time of the other work is the sum of:
   Activation checkpointing repeats the forward pass, which adds a third;
 - memory traffic: every activation saved for the backward pass is moved `PASSES` times. The traffic
   of the logits and the optimizer state is added;
-- the collectives of tensor parallelism, which do not overlap with the matmuls.
+- the collectives of tensor or context parallelism, which do not overlap with the matmuls.
 """
 
 from __future__ import annotations
@@ -31,8 +33,15 @@ from trivium.gpus import Gpu
 from trivium.messages import english
 from trivium.models import flops_per_token
 from trivium.models.base_model import Spec
+from trivium.train.context_parallel import find_unsupported
 from trivium.train.loader import equal_part_size
-from trivium.train.memory import Layout, ModelSizes, count_model_parameters, training_memory
+from trivium.train.memory import (
+    Layout,
+    ModelSizes,
+    count_model_parameters,
+    gathered_numel,
+    training_memory,
+)
 
 NODE = 8
 """The number of GPUs per machine. Links connect the GPUs of a machine, a network the machines."""
@@ -68,6 +77,7 @@ class Workload:
         samples: the maximum number of rows that the model generates at a time in policy
             optimization, or 0 if nothing is generated. With generation, every GPU has a whole copy
             of the model. The time of generation is not estimated.
+        divides_rows: whether the objective supports context parallelism.
     """
 
     spec: Spec
@@ -79,6 +89,7 @@ class Workload:
     moments: float = 2.0
     references: int = 0
     samples: int = 0
+    divides_rows: bool = True
 
     @property
     def precision(self) -> torch.dtype:
@@ -96,8 +107,24 @@ class Workload:
         return flops_per_token(self.spec, self.length)  # type: ignore[arg-type]
 
     def list_steps(self) -> list[Step]:
-        """Return one training step per suitable layout, from simple to complex layouts."""
-        return [Step(self, layout) for layout in self._iter_layouts()]
+        """Return one training step per suitable layout, from simple to complex layouts.
+
+        Layouts with context parallelism are included only if all others are impossible, or possible
+        only with activation checkpointing.
+        """
+        steps = [Step(self, layout) for layout in self._iter_layouts()]
+        keeping = [step for step in steps if not step.layout.activation_checkpointing]
+        if all(step.problem for step in keeping):
+            steps += [Step(self, layout) for layout in self._iter_context_layouts()]
+        return steps
+
+    def _iter_context_layouts(self) -> Iterator[Layout]:
+        """Yield the layouts with context parallelism; none if model or objective prevent it."""
+        supported = self.divides_rows and not self.samples and not find_unsupported(self.spec)
+        for context in (2, 4, 8) if supported else ():
+            if self.gpus % context == 0:
+                yield Layout("fsdp", context=context)
+                yield Layout("fsdp", activation_checkpointing=True, context=context)
 
     def _iter_layouts(self) -> Iterator[Layout]:
         """Yield the layouts that suit the model and the number of GPUs, from simple to complex."""
@@ -125,7 +152,12 @@ class Step:
     @property
     def dp_size(self) -> int:
         """The data-parallel size: the number of replicas, which process different rows."""
-        return self.work.gpus // self.layout.tensor
+        return self.work.gpus // self._group_size
+
+    @property
+    def _group_size(self) -> int:
+        """The number of GPUs that compute the same rows together."""
+        return self.layout.tensor * self.layout.context
 
     @property
     def rows(self) -> int:
@@ -223,23 +255,26 @@ class Step:
     def seconds(self) -> dict[str, float]:
         """The estimated time of each part of a step, in seconds.
 
-        The keys are "products" (matmuls), "memory" (memory traffic), "tensor links"
-        (tensor-parallel communication) and "data links" (data-parallel communication). The first
+        The keys are "products" (matmuls), "memory" (memory traffic), "tensor links" (tensor- or
+        context-parallel communication) and "data links" (data-parallel communication). The first
         three are sequential, and "data links" overlaps with them.
         """
         work, layout, gpu = self.work, self.layout, self.work.gpu
         parameters = work.sizes.parameters
         again = _RECOMPUTE_FACTOR if layout.activation_checkpointing else 1.0
         tokens = self.rows * work.length
-        flops = work.flops_per_token * tokens * again
+        flops = work.flops_per_token
+        if layout.context > 1:  # the last part of a row attends to all positions
+            flops += flops - flops_per_token(work.spec, 0)  # type: ignore[arg-type]
+        flops *= tokens * again
         kept = work.spec.activation_bytes(work.length, work.precision.itemsize, on_cpu=False)
         moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
         shards = layout.tensor if layout.data == "ddp" else work.gpus
         state_bytes = _STATE_BYTES[0] + _STATE_BYTES[1] * work.moments
         state = state_bytes * work.trained * parameters / shards
         return {
-            "products": flops / layout.tensor / (gpu.matmul_efficiency * gpu.peak_flops),
-            "memory": (moved / layout.tensor + state) / gpu.memory_bandwidth,
+            "products": flops / self._group_size / (gpu.matmul_efficiency * gpu.peak_flops),
+            "memory": (moved / self._group_size + state) / gpu.memory_bandwidth,
             "tensor links": self._tensor_parallel_traffic / (LINKS * gpu.link_bandwidth),
             "data links": self._data_parallel_traffic / (LINKS * self._data_parallel_bandwidth),
         }
@@ -248,8 +283,8 @@ class Step:
     def communication(self) -> dict[str, float]:
         """The bytes that each GPU sends per step.
 
-        The keys are "tensor" (tensor-parallel) and "data" (data-parallel, for weights and
-        gradients).
+        The keys are "tensor" (tensor- or context-parallel) and "data" (data-parallel, for weights
+        and gradients).
         """
         return {"tensor": self._tensor_parallel_traffic, "data": self._data_parallel_traffic}
 
@@ -257,7 +292,7 @@ class Step:
     def tokens_per_second_per_gpu(self) -> float:
         """The throughput in tokens per second per GPU."""
         *own, data = self.seconds.values()
-        return self.rows * self.work.length / self.layout.tensor / max(sum(own), data)
+        return self.rows * self.work.length / self._group_size / max(sum(own), data)
 
     def utilization(self, tokens_per_second_per_gpu: float) -> float:
         """Return the model FLOPs utilization (MFU) at a throughput in tokens per second per GPU.
@@ -284,20 +319,25 @@ class Step:
 
     @property
     def _tensor_parallel_traffic(self) -> float:
-        """The bytes that a GPU sends per step for tensor and sequence parallelism.
+        """The bytes that a GPU sends per step for tensor, sequence and context parallelism.
 
+        Context parallelism all-gathers keys and values in the forward passes, and reduce-scatters
+        their gradients in the backward pass (Dubey et al. 2024, section 3.3.2). Tensor parallelism:
         Attention and the feed-forward network each need an all-gather and a reduce-scatter of the
         residual stream. These run in the forward pass, in the backward pass and, with activation
         checkpointing, in the repeated forward pass. Source: Korthikanti et al. 2022, section 4.2.2.
         """
-        spec, tensor = self.work.spec, self.layout.tensor
+        spec, tensor, context = self.work.spec, self.layout.tensor, self.layout.context
+        passes = 3 if self.layout.activation_checkpointing else 2
+        item_tokens = self.rows * self.work.length * self.work.precision.itemsize
+        if context > 1:
+            return passes * gathered_numel(spec) * item_tokens * (context - 1) / context
         if not spec.stacks or tensor == 1:
             return 0.0
         layers = 2 * sum(stack.num_layers for stack in spec.stacks)
         if spec.family == "encoder-decoder":  # cross-attention
             layers += spec.stacks[-1].num_layers
-        passes = 3 if self.layout.activation_checkpointing else 2
-        stream = self.rows * self.work.length * spec.d_model * self.work.precision.itemsize
+        stream = item_tokens * spec.d_model
         return 2 * passes * layers * stream * (tensor - 1) / tensor
 
     @property
@@ -310,7 +350,8 @@ class Step:
         7). Weights outside of the blocks are gathered only once per micro-batch, in float32.
         """
         sizes, trained = self.work.sizes, self.work.trained
-        share = (self.dp_size - 1) / self.dp_size / self.layout.tensor
+        shards = self.work.gpus // self.layout.tensor
+        share = (shards - 1) / shards / self.layout.tensor
         if self.layout.data == "ddp":
             return 8 * trained * sizes.parameters * share
         in_blocks = sizes.parameters - sizes.outside

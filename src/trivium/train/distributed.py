@@ -2,10 +2,10 @@
 
 `torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. The processes form a
 device mesh `replica` x `shard` x `tensor`. The dimensions `replica` and `shard` together are the
-data-parallel dimension `data`: their processes train on different micro-batches. FSDP shards
-weights along `shard`, and tensor parallelism splits every layer along `tensor`. Models contain no
-code for parallelism. A step has the same micro-batches for any number of processes. Therefore, the
-loss curve is the same, too.
+dimension `data`: their processes train on different micro-batches or, with context parallelism, on
+different parts of the rows of a micro-batch. FSDP shards weights along `shard`, and tensor
+parallelism splits every layer along `tensor`. Models contain no code for parallelism. A step has
+the same micro-batches for any number of processes. Therefore, the loss curve is the same, too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from trivium.errors import RecipeError, TrainingError
 from trivium.nn.blocks import Block, Residual
 from trivium.train import hardware
+from trivium.train.context_parallel import divide_rows
 from trivium.train.starting_weights import StartingWeights
 from trivium.train.tensor_parallel import parallelize
 from trivium.train.train_config import ParallelConfig
@@ -54,7 +55,10 @@ class Parallel:
         size: the number of processes (world size).
         local_size: the number of processes on this machine.
         mesh: the device mesh (replica x shard x tensor); None for one process.
-        data: the data-parallel dimension (replica and shard flattened); None for one process.
+        data: the processes whose gradients and losses are summed (replica and shard flattened);
+            None for one process.
+        context: the processes that share the rows of a micro-batch, which follow each other in
+            `data`; None without context parallelism.
         host_group: the process group for collectives on the host (CPU).
         checkpoint_group: the process group for checkpoints, which are written in the background.
     """
@@ -64,6 +68,7 @@ class Parallel:
     local_size: int = 1
     mesh: DeviceMesh | None = None
     data: DeviceMesh | None = None
+    context: DeviceMesh | None = None
     host_group: Any = None
     checkpoint_group: Any = None
 
@@ -76,14 +81,24 @@ class Parallel:
     def data_parallel_size(self) -> int:
         """The number of data-parallel ranks, which train on different micro-batches.
 
-        With tensor parallelism, a data-parallel rank is a group of processes.
+        With tensor or context parallelism, a data-parallel rank is a group of processes.
         """
-        return 1 if self.data is None else self.data.size()
+        return self.gradient_group_size // self._context_size
 
     @property
     def data_parallel_rank(self) -> int:
-        """The data-parallel rank of this process, or of its tensor-parallel group."""
-        return 0 if self.data is None else self.data.get_local_rank()
+        """The data-parallel rank of this process, or of its group of processes."""
+        return 0 if self.data is None else self.data.get_local_rank() // self._context_size
+
+    @property
+    def gradient_group_size(self) -> int:
+        """The number of processes over which DDP and FSDP average gradients."""
+        return 1 if self.data is None else self.data.size()
+
+    @property
+    def _context_size(self) -> int:
+        """The number of processes that share the rows of a micro-batch."""
+        return 1 if self.context is None else self.context.size()
 
     def shard(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
         """Yield the items of this process as tuples (index, item, weight).
@@ -100,8 +115,8 @@ class Parallel:
                 yield start, items[start], 0.0
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sum tensors of equal shape over the data-parallel processes. Returns the sums by name."""
-        if self.data is None or self.data_parallel_size == 1 or not terms:
+        """Sum tensors of equal shape over the processes of `data`. Returns the sums by name."""
+        if self.data is None or self.gradient_group_size == 1 or not terms:
             return terms
         stacked = torch.stack(list(terms.values()))
         dist.all_reduce(stacked, group=self.data.get_group())
@@ -186,13 +201,16 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
     Returns the processes of the run. Without `torchrun`, the run has a single process.
 
     Raises:
-        RecipeError: the number of processes is not a multiple of `tensor` times `replicas`.
+        RecipeError: the number of processes is not a multiple of `tensor` times `context` times
+            `replicas`.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    groups = config.tensor * config.replicas
+    groups = config.tensor * config.context * config.replicas
     if size % groups:
+        shared = "context" if config.context > 1 else "tensor"
         raise RecipeError(
-            f"parallel.replicas = {config.replicas} with parallel.tensor = {config.tensor} does "
+            f"parallel.replicas = {config.replicas} with parallel.{shared} = "
+            f"{max(config.tensor, config.context)} does "
             f"not divide {size} process{'es' if size > 1 else ''}: start a multiple of {groups} "
             "with torchrun --nproc-per-node N, or set them to divisors of the number."
         )
@@ -213,12 +231,17 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
         atexit.register(dist.destroy_process_group)  # several runs in one program share the group
     shape = (config.replicas, size // config.tensor // config.replicas, config.tensor)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard", "tensor"))
+    context = None
+    if config.context > 1:  # without tensor parallelism, so the ranks are those of `data`
+        shape = (size // config.context, config.context)
+        context = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context"))
     return Parallel(
         rank=dist.get_rank(),
         size=size,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         mesh=mesh,
         data=mesh["replica", "shard"]._flatten("data"),
+        context=None if context is None else context["context"],
         host_group=dist.new_group(backend="gloo", timeout=_HOST_TIMEOUT),
         checkpoint_group=dist.new_group(backend="gloo", timeout=_HOST_TIMEOUT),
     )
@@ -258,10 +281,10 @@ def parallelize_step(
     has_unused: bool = False,
     weights: StartingWeights | None = None,
 ) -> nn.Module:
-    """Apply the layout of `[parallel]` to a training step: DDP, FSDP or tensor parallelism.
+    """Apply the layout of `[parallel]` to a training step.
 
-    If the layout has activation checkpointing, it is applied, too. Returns the wrapped step, or
-    `train_step` itself for a single process.
+    The layout is DDP or FSDP, and may have tensor or context parallelism, and activation
+    checkpointing. Returns the wrapped step, or `train_step` itself for a single process.
 
     Args:
         train_step: a `TrainStep`, which is changed in place.
@@ -280,6 +303,8 @@ def parallelize_step(
     blocks: list[nn.Module] = list(model.blocks)
     if parallel.mesh is not None and config.tensor > 1:
         parallelize(model, parallel.mesh["tensor"], sequence_parallel=config.sequence)
+    if parallel.context is not None:
+        divide_rows(train_step, parallel.context)
     if config.activation_checkpointing:
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -50,11 +50,14 @@ class Layout:
     data: DataParallelism = "ddp"
     tensor: int = 1
     activation_checkpointing: bool = False
+    context: int = 1
 
     def __str__(self) -> str:
         """Return the layout as text, such as "fsdp x tensor 2, checkpointing"."""
         tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
-        return f"{self.data}{tensor}{', checkpointing' if self.activation_checkpointing else ''}"
+        context = f" x context {self.context}" if self.context > 1 else ""
+        checkpointing = ", checkpointing" if self.activation_checkpointing else ""
+        return f"{self.data}{tensor}{context}{checkpointing}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ def training_memory(
         exact = (1.0 - quantized) * sizes.parameters
         copies = item * exact if precision is not torch.float32 else 0
     most = _CPU_LOGITS if device == "cpu" else _GPU_LOGITS
-    chunk = min(most, labelled * rows * length * spec.vocab_size)
+    own_length = -(-length // layout.context)  # the positions of a row on this device
+    chunk = min(most, labelled * rows * own_length * spec.vocab_size)
     table = spec.vocab_size * spec.head_config.d_embedding
     kept = spec.activation_bytes(
         length, item, on_cpu=device == "cpu", recompute=layout.activation_checkpointing
@@ -136,8 +140,12 @@ def training_memory(
         "copies": copies / tensor,
         # Logits with their gradient; the gradient of the embedding before and after scaling.
         "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
-        "activations": kept * rows * length / tensor,
+        "activations": kept * rows * own_length / tensor,
     }
+    if layout.context > 1:  # keys and values of the other processes, kept for the backward pass
+        gathered = gathered_numel(spec) * item * rows * (length - own_length)
+        layers = spec.stacks[0].num_layers if layout.activation_checkpointing else 1
+        memory["activations"] += gathered / layers
     if references:
         memory["reference"] = 4.0 * references * sizes.parameters
     if samples:  # generated, then scored: the memory beyond what is unused at that time
@@ -146,6 +154,12 @@ def training_memory(
         drawn = estimate_generation_memory(spec, samples, length)  # type: ignore[arg-type]
         memory["samples"] = max(0.0, drawn - free, read - free)
     return memory
+
+
+def gathered_numel(spec: Spec) -> int:
+    """Return the elements of keys and values per token that context parallelism gathers."""
+    attentions = [each for stack in spec.stacks for each in stack.attentions]
+    return sum(2 * each.kv_heads * each.head_dim for each in attentions)
 
 
 @cache
@@ -341,7 +355,9 @@ class _Estimate:
         specs = objective.model_specs(objective.models_to_save(module)[""].spec)
         state |= {"labelled": labelled, "gpus": parallel.size // config.replicas}
         state |= {"precision": precision, "device": device.type}
-        layout = Layout("ddp", config.tensor, config.activation_checkpointing)
+        layout = Layout(
+            "ddp", config.tensor, config.activation_checkpointing, context=config.context
+        )
         return cls(specs, length, most_rows, free, layout, state)
 
     def bytes_by_use(self, rows: int, data: DataParallelism) -> dict[str, float]:

@@ -200,15 +200,24 @@ class ParallelConfig(Config):
     sequence: bool = Field(
         False, description="with tensor: also shard the residual stream (sequence parallelism)"
     )
+    context: PositiveInt = Field(
+        1,
+        description="processes that share the positions of every row (context parallelism), for "
+        "long rows of Transformers with one stack of attention layers",
+    )
     activation_checkpointing: bool = Field(
         False, description="store only the inputs of blocks and recompute them in the backward pass"
     )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        """Raise ValueError if keys that need FSDP or tensor parallelism are set without it."""
+        """Raise ValueError if the keys do not go together, or a key that they need is missing."""
         if self.data == "ddp" and max(self.tensor, self.replicas) > 1:
             raise ValueError('tensor or replicas > 1 goes with data = "fsdp": leave data out')
+        if self.context > 1 and self.tensor > 1:
+            raise ValueError(
+                "context > 1 cannot be combined with tensor > 1: leave one of them out"
+            )
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence = true needs tensor > 1")
         return self

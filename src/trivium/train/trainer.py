@@ -575,7 +575,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
             )
             assert isinstance(mean, Tensor)
             # DDP and FSDP take the mean over processes, and the step's gradient is their sum.
-            (mean * (weight * parallel.data_parallel_size * factor)).backward()
+            (mean * (weight * parallel.gradient_group_size * factor)).backward()
         for term, loss in losses.items():
             sums[term] += weight * loss.detach()
     return parallel.all_reduce(sums)

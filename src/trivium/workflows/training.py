@@ -33,6 +33,7 @@ from trivium.presets import auto_presets, presets
 from trivium.progress import ProgressLine, handle_signals
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
+from trivium.train.context_parallel import find_unsupported
 from trivium.train.data_config import as_list
 from trivium.train.distributed import Parallel, join_processes
 from trivium.train.model_config import ORIGINS
@@ -412,7 +413,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, parallel: Par
 
 
 def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
-    """Raise RecipeError if an objective does not support the parallel layout of the recipe.
+    """Raise RecipeError if model or objective does not support the recipe's parallel layout.
 
     The check runs before any data is prepared. Only RNNs can combine stateful training with
     activation checkpointing, because their blocks are not recomputed.
@@ -421,6 +422,11 @@ def _check_parallel_layout(recipe: Recipe, spec: Spec, parallel: Parallel) -> No
         raise RecipeError(
             f'model.quantize = "{recipe.model.quantize}" trains in one process, and there are '
             f"{parallel.size}: leave it out, or start the run without torchrun."
+        )
+    if recipe.parallel.context > 1 and (names := find_unsupported(spec, recipe.objectives)):
+        raise RecipeError(
+            f"parallel.context = {recipe.parallel.context} does not support {', '.join(names)}: "
+            "leave parallel.context out."
         )
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:

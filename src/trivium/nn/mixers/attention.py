@@ -384,7 +384,7 @@ class AttentionModule(MixerModule):
             query, key, value = (x.clamp(-limit, limit) for x in (query, key, value))
         query = self._split_and_rotate(self.query_norm, query, prepared.positions)
         key = self._split_and_rotate(self.key_norm, key, prepared.positions)
-        value = self._split_heads(value)
+        key, value = sequence.gather_keys(key), sequence.gather_keys(self._split_heads(value))
         if sequence.cache_slice is not None and state is not None:
             key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
