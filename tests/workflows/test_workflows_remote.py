@@ -119,7 +119,7 @@ def test_a_run_is_resumed_on_another_machine(
     storage.get("/bucket/runs/gpt", str(copy), recursive=True)
     for folder in (copy, *(copy / "checkpoints").iterdir()):
         if any(folder.iterdir()):  # memory:// keeps the folders of deleted files
-            assert find_damage(folder, names=()) is None
+            assert find_damage(folder, ["*"]) is None
     assert_equal_runs(RunFolder(copy), whole)
     # The model is the same as that of the local run, and is not downloaded again.
     expected = trivium.load(whole.path).generate("the cat", max_new_tokens=9, temperature=0)
