@@ -91,6 +91,15 @@ def accepts(port):
     return False
 
 
+def has_certificate(port, root):
+    """Whether a server has a certificate for localhost that the root certificate has signed."""
+    context = ssl.create_default_context(cafile=str(root))
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as plain:
+        context.wrap_socket(plain, server_hostname="localhost").close()
+        return True
+    return False
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A certificate of the name that signs itself, and its key."""
@@ -208,7 +217,7 @@ def test_the_proxy_of_compose_sends_https_to_the_server(paths, certificate, tmp_
         process(server, lambda: accepts(server_port), tmp_path / "server", TRIVIUM_API_KEY=KEY),
         process(
             proxy,
-            lambda: accepts(port) and root.exists(),
+            lambda: root.exists() and has_certificate(port, root),
             tmp_path,
             PATH="",
             HOME=str(tmp_path),
