@@ -1,13 +1,15 @@
 """Labelled data: seconds until the first step, and memory of each process.
 
-The rows are classified texts of 12 words in JSON lines. Every number of processes starts the same
-fine-tuning twice: first without a cache, then with the cache that the first start has left. A start
-with a thousand rows shows what a process needs without the data.
+The rows are classified texts of 12 words in JSON lines, or pairs of such responses, for which a
+reference model of 7 million parameters is computed before the first step. Every number of processes
+starts the same fine-tuning twice: first without a cache, then with the cache that the first start
+has left. A start with a thousand rows shows what a process needs without the data.
 
 CPU seconds are those of rank 0, which also does what is done once. Memory is the memory that rank 0
 shares with no other process (RssAnon of Linux), at the first step.
 
     python benchmarks/labelled_data.py --rows 1000000 --processes 1 2 4
+    python benchmarks/labelled_data.py --task preference --rows 5000 --processes 1 2
 """
 
 from __future__ import annotations
@@ -27,17 +29,21 @@ from typing import Any
 from side_by_side import machine
 
 FEW_ROWS = 1000
+MODELS = {"classification": "bert-tiny", "preference": "gpt2-mini"}
 
 
-def write_rows(path: Path, count: int) -> None:
-    """Write `count` labelled texts, all different, to a JSON Lines file."""
+def write_rows(path: Path, count: int, task: str = "classification") -> None:
+    """Write `count` labelled texts, or pairs of responses, all different, to a JSON Lines file."""
     random.seed(0)
     words = [f"{start}{end}" for start in ("lo", "mi", "ra", "te") for end in ("n", "sk", "da", "")]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             text = f"{number} {' '.join(random.choices(words, k=12))}"
             label = ("good", "bad", "mixed")[number % 3]
-            file.write(json.dumps({"text": text, "label": label}) + "\n")
+            row = {"text": text, "label": label}
+            if task == "preference":
+                row = {"prompt": label, "chosen": text, "rejected": text[::-1]}
+            file.write(json.dumps(row) + "\n")
 
 
 def private_memory() -> float:
@@ -53,6 +59,7 @@ def train(options: argparse.Namespace) -> None:
 
     changes = ["train.steps=1", "train.precision=fp32", "train.eval_examples=64"]
     changes += ["train.micro_batch_tokens=4096", 'parallel.data="ddp"', 'train.device="cpu"']
+    changes += ["data.length=128"] if options.task == "preference" else []
     begin, measured = (time.monotonic(), time.process_time()), list[float]()
 
     class FirstStep(trivium.Callback):
@@ -63,7 +70,7 @@ def train(options: argparse.Namespace) -> None:
             measured.extend([seconds, cpu, private_memory()])
 
     trivium.finetune(
-        "classification",
+        options.task,
         model=str(options.model),
         data=str(options.data),
         out=options.out,
@@ -75,10 +82,11 @@ def train(options: argparse.Namespace) -> None:
 
 
 def start(
-    model: Path, data: Path, out: Path, processes: int, cache: Path
+    task: str, model: Path, data: Path, out: Path, processes: int, cache: Path
 ) -> tuple[float, float, float]:
     """Start a fine-tuning. Returns the seconds, processor seconds and MB of rank 0."""
-    worker = [__file__, "--model", str(model), "--data", str(data), "--out", str(out)]
+    worker = [__file__, "--task", task, "--model", str(model), "--data", str(data)]
+    worker += ["--out", str(out)]
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -92,6 +100,7 @@ def start(
 def main() -> None:
     """Measure every number of processes, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", choices=MODELS, default="classification")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     for name in ("--model", "--data", "--out"):  # given to the processes of a start
@@ -107,18 +116,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         few, many, model = folder / "few.jsonl", folder / "many.jsonl", folder / "model"
-        write_rows(few, FEW_ROWS)
-        write_rows(many, options.rows)
+        write_rows(few, FEW_ROWS, options.task)
+        write_rows(many, options.rows, options.task)
         changes = ["train.steps=1", 'train.device="cpu"', "tokenizer.vocab_size=300"]
         trivium.finetune(
-            "classification", model="bert-tiny", data=str(few), out=model, changes=changes
+            options.task, model=MODELS[options.task], data=str(few), out=model, changes=changes
         )
         for processes in options.processes:
             for kind in ("first", "second"):
                 cache, out = folder / f"cache-{processes}", folder / f"{processes}-{kind}"
                 few_out = out.with_name(f"{out.name}-few")
-                _, few_cpu, few_memory = start(model, few, few_out, processes, cache)
-                seconds, cpu, memory = start(model, many, out, processes, cache)
+                setting = options.task, model
+                _, few_cpu, few_memory = start(*setting, few, few_out, processes, cache)
+                seconds, cpu, memory = start(*setting, many, out, processes, cache)
                 cells = (
                     f"{seconds:.1f} | {cpu:.1f} | {memory:.0f} | {few_cpu:.1f}, {few_memory:.0f}"
                 )
