@@ -483,7 +483,7 @@ def _make_encoding_error(path: str | Path, encoding: str) -> DataError | None:
             except UnicodeDecodeError as error:
                 rest = file.read(_BLOCK)
                 if error.reason == "unexpected end of data" and not rest:
-                    return DataError(english("reason.file_is_cut", path=path, line=number))
+                    return DataError(english("reason.file_ends_early", path=path, line=number))
                 data = line[: error.start + _BLOCK] + rest
                 guess = _guess_encoding(data)
                 key = "reason.file_has_encoding" if guess else "reason.file_has_other_encoding"
