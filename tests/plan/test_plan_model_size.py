@@ -42,11 +42,12 @@ def test_the_chosen_values_are_those_of_the_size_with_the_lowest_predicted_loss(
     speeds |= {64: 2000.0, 96: 500_000.0, 128: 1000.0, 192: 10.0}
     recipe = build_sized_recipe({"model": {"preset": name}, "train": {"minutes": 5}})
     base = auto_presets[name]
-    assert (recipe.model.preset, recipe.model.d_model) == (base, 96)
-    assert recipe.model.build_spec().d_model == 96
+    width = 192 if name == "bert-auto" else 96  # a narrower BERT learns little in minutes
+    assert (recipe.model.preset, recipe.model.d_model) == (base, width)
+    assert recipe.model.build_spec().d_model == width
     assert recipe.defaults == "fast"
     assert recipe.tokenizer.vocab_size == 8192
-    assert recipe.train.batch_tokens == 768
+    assert recipe.train.batch_tokens == 8 * width
     origin = "chosen for 5 minutes on this machine"
     for stack in ("encoder", "decoder"):
         changes = getattr(recipe.model, stack)

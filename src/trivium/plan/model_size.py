@@ -38,6 +38,9 @@ from trivium.train.recipe_loading import Changes, apply_changes, build_recipe
 _SIZES = (
     (4, 64), (4, 96), (4, 128), (4, 192), (4, 256), (6, 384), (8, 512), (12, 768), (24, 1024)
 )  # fmt: skip
+# The smallest width of a preset. In two minutes, BERT with widths up to 128 learned little more
+# than the frequencies of tokens, in float32 and in bf16 (`benchmarks/RESULTS.md`).
+_SMALLEST_WIDTH = {"bert-auto": 192}
 # Above the width of a -mini preset, a head has this many features, and a large text gets a larger
 # vocabulary than this.
 _HEAD_DIM, _SMALL_VOCABULARY = 64, 8192
@@ -151,7 +154,9 @@ def _iter_sizes(tree: Mapping[str, Any], preset: str) -> Iterator[SizedModel]:
     `tree` is the recipe as a nested dict, with the user's values.
     """
     best, rises = math.inf, 0
-    for index, (num_layers, d_model) in enumerate(_SIZES):
+    smallest = _SMALLEST_WIDTH.get(preset, 0)
+    sizes = [(num_layers, d_model) for num_layers, d_model in _SIZES if d_model >= smallest]
+    for index, (num_layers, d_model) in enumerate(sizes):
         try:
             size = _measure_size(tree, preset, num_layers, d_model)
         except RecipeError:
