@@ -60,6 +60,14 @@ def test_parts_hold_whole_documents_of_all_places(
     assert min(thirds) > len(places) // 6
 
 
+def test_small_files_give_as_much_text(tmp_path: Path) -> None:
+    for number, text in enumerate(TEXTS * 2):
+        (tmp_path / f"{number}.txt").write_text(text)
+    chosen = [document.text for document in read_documents(tmp_path, max_bytes=MAX_BYTES)]
+    assert {*chosen} < {*TEXTS}
+    assert MAX_BYTES < sum(len(text.encode()) for text in chosen) < 2 * MAX_BYTES
+
+
 def test_validation_documents_are_left_out(tmp_path: Path) -> None:
     path, _ = write(tmp_path / "a.txt", "blank")
     options = CorpusOptions(validation=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import itertools
 import os
 import random
 import re
@@ -48,9 +49,11 @@ def sample_sources(
         for number, source in enumerate(sources)
         for start in range(0, source.size, _BLOCK)
     ]
-    chosen = random.Random(seed).sample(blocks, min(-(-wanted // _BLOCK), len(blocks)))
+    random.Random(seed).shuffle(blocks)
+    ends = itertools.accumulate(min(_BLOCK, sources[n].size - start) for n, start in blocks)
+    count = next(number for number, end in enumerate(ends, 1) if end >= wanted)
     parts = []
-    for number, start in sorted(chosen):
+    for number, start in sorted(blocks[:count]):
         source, pattern = sources[number], patterns[number]
         assert pattern is not None
         with open(source.name, "rb") as file:

@@ -87,7 +87,7 @@ def read_documents(
     """
     sources = list_text_sources(paths).sources
     empty = True
-    for source in sample(sources, options, max_bytes):
+    for source in select_parts(sources, options, max_bytes):
         for text in join_texts(read_parts(source, options)):
             empty = False
             yield Document(text, source.name)
@@ -95,7 +95,7 @@ def read_documents(
         raise make_no_text_error(sources)
 
 
-def sample(
+def select_parts(
     sources: tuple[Source, ...], options: ReadOptions, max_bytes: int | None
 ) -> tuple[Source, ...]:
     """Return random parts of the sources with about `max_bytes` bytes (see `sample_sources`).

@@ -26,7 +26,7 @@ from trivium.data.documents import (
     list_text_sources,
     read_parts,
     resolve_escapes,
-    sample,
+    select_parts,
 )
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.sources import Paths, Source, identify_source
@@ -285,7 +285,7 @@ def _hash_texts(
     `read_training_texts`.
     """
     plan = plan_corpus(paths, options)
-    for source in sample(plan.sources, options, None if plan.cut else max_bytes):
+    for source in select_parts(plan.sources, options, None if plan.cut else max_bytes):
         for parts, digest in _hash_documents(plan.read_parts(source, options)):
             yield plan.assign_split(source, digest), parts, digest
 

@@ -669,9 +669,7 @@ def _train_tokenizer(
     config = recipe.tokenizer
     assert isinstance(config, TokenizerConfig)
     raw = [source for source in sources if not isinstance(source, TextSource)]
-    sizes = [source.count_bytes(side) for source in raw]
-    share = min(1.0, config.sample_bytes / max(sum(sizes), 1))
-    size = round(share * sum(sizes))
+    size = min(_count_text_bytes(raw, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     log.print_message(
         "tokenizer",
@@ -682,9 +680,9 @@ def _train_tokenizer(
         side=translated(f"side.{_SIDES[side]}"),
     )
     log.update(translated("tokenizer.in_training"))
-    texts = itertools.chain.from_iterable(
-        source.texts(side, round(share * size)) for source, size in zip(raw, sizes, strict=True)
-    )
+    # Several sources are read whole, so that each has its share of the sample.
+    max_bytes = config.sample_bytes if len(raw) == 1 else None
+    texts = itertools.chain.from_iterable(source.texts(side, max_bytes) for source in raw)
     tokenizer = config.train(texts, progress=lambda note: log.print_line(labelled("", note)))
     log.update("")
     return tokenizer
