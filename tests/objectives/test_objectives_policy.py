@@ -31,7 +31,6 @@ from trivium.train.distributed import SINGLE_PROCESS
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.trainer import Interrupted
 from trivium.workflows.training import finetune
-from trivium.workflows.training_run import _check_sharding_support
 
 
 def test_samples_follow_from_weights_and_seed():
@@ -280,8 +279,6 @@ def test_defaults_and_what_is_refused(tmp_path):
     rate = defaults.finetuning_learning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
-    with pytest.raises(RecipeError, match=r'whole model in every process.*"ddp"'):
-        _check_sharding_support(recipe)
     with pytest.raises(RecipeError, match=r"other sources of \[\[mix\]\] do not have"):
         PolicyGradient(algorithm="ppo").check_rows("packed", False, is_mixed=True)
     path, objective = tmp_path / "a.jsonl", PolicyGradient()

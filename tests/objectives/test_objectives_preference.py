@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from overfit_tasks import overfit, untrained
+from overfit_tasks import encode_with_references, overfit, untrained
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import RowRandom
@@ -121,7 +121,7 @@ def test_losses_are_those_of_the_papers():
 
 
 def batch_of(objective, lm, examples):
-    rows = objective.encode(examples, lm).take(range(len(examples)))
+    rows = encode_with_references(objective, examples, lm).take(range(len(examples)))
     return objective.prepare(rows, RowRandom(0, [0] * len(examples)), lm.tokenizer.vocabulary)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from overfit_tasks import untrained
+from overfit_tasks import encode_with_references, untrained
 from run_settings import quiet
 
 from trivium.data.batch import IGNORE_INDEX
@@ -99,7 +99,7 @@ def trainer_of(trl, name, folder, model, rows, tokenizer, options, **keys):
 
 
 def batch_of(objective, lm, examples):
-    rows = objective.encode(examples, lm).take(range(len(examples)))
+    rows = encode_with_references(objective, examples, lm).take(range(len(examples)))
     return objective.prepare(rows, RowRandom(0, [0] * len(examples)), lm.tokenizer.vocabulary)
 
 

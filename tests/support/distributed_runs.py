@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from run_settings import quiet, settings
 
+from trivium.objectives import preference
 from trivium.objectives.classification import TextClassification
-from trivium.objectives.preference import PreferenceOptimization
 from trivium.plan import forecast
-from trivium.train import trainer
+from trivium.train import trainer, whole_model
 from trivium.train.run_folder import RunFolder
 from trivium.workflows import training
 
@@ -41,7 +42,9 @@ def train(jobs: list[dict[str, Any]]) -> None:
         if (folder := arguments.pop("note_answers", None)) is not None:
             note_sizes(TextClassification, "predict", Path(folder))
         if (folder := arguments.pop("note_references", None)) is not None:
-            note_sizes(PreferenceOptimization, "encode", Path(folder))
+            note_sizes(preference, "compute_pair_log_probabilities", Path(folder))
+        if not arguments.pop("keeps_blocks", True):  # as in processes with little memory
+            whole_model._KEPT_FRACTION = 0.0
         if killed is not None and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             kill_in_step(*killed)
         getattr(training, arguments.pop("command"))(**arguments, console=quiet())
@@ -59,18 +62,18 @@ def kill_in_step(rank: str, step: int) -> None:
     trainer.forward_backward = killed
 
 
-def note_sizes(kind: type, method: str, folder: Path) -> None:
-    """Let every process write how many examples a method gets, a line at each call."""
-    original = getattr(kind, method)
+def note_sizes(owner: Any, name: str, folder: Path) -> None:
+    """Let every process write how many examples a function gets, a line at each call."""
+    original = getattr(owner, name)
 
-    def noted(self: Any, *arguments: Any) -> Any:
-        # `predict` gets the model first, `encode` the examples.
-        (examples,) = (each for each in arguments if isinstance(each, Sequence))
+    def noted(*arguments: Any) -> Any:
+        # The examples are a sequence, or an array of their indices.
+        (examples,) = (each for each in arguments if isinstance(each, Sequence | np.ndarray))
         with (folder / os.environ.get("RANK", "0")).open("a") as file:
             file.write(f"{len(examples)}\n")
-        return original(self, *arguments)
+        return original(*arguments)
 
-    setattr(kind, method, noted)
+    setattr(owner, name, noted)
 
 
 def curve(folder: str | os.PathLike[str]) -> dict[tuple[int, str], float]:

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
+from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.objectives import LabelledObjective, to_device
+from trivium.objectives.preference import ReferenceObjective
 from trivium.presets import presets
 from trivium.text import Tokenizer
+from trivium.train.distributed import SINGLE_PROCESS
 
 CPU = torch.device("cpu")
 SPECIALS = {
@@ -49,6 +52,16 @@ def untrained(
     return objective, LanguageModel(spec, module, tokenizer, settings)
 
 
+def encode_with_references(
+    objective: LabelledObjective, examples: Sequence[Any], lm: LanguageModel
+) -> EncodedExamples:
+    """Encode examples as a run does: the model is its own reference."""
+    encoded = objective.encode(examples, lm)
+    if isinstance(objective, ReferenceObjective):
+        objective.add_references(encoded, lm, SINGLE_PROCESS.map)
+    return encoded
+
+
 def overfit(
     objective: LabelledObjective,
     examples: Sequence[Any],
@@ -59,7 +72,7 @@ def overfit(
 ) -> tuple[LabelledObjective, LanguageModel, float]:
     """The model after some steps on one batch of all examples, and its last loss."""
     objective, lm = untrained(objective, examples, family)
-    encoded = objective.encode(examples, lm)
+    encoded = encode_with_references(objective, examples, lm)
     objective.remember_encoded(examples, encoded)
     rows = encoded.take(range(len(encoded)))
     batch = objective.prepare(rows, RowRandom(0, [0]), lm.tokenizer.vocabulary)

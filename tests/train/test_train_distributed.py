@@ -260,14 +260,13 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
     def model_of(is_sharded: bool) -> WholeModel:
         module = small_model("gpt2")
         lm = LanguageModel(module.spec, module, None)
-        return WholeModel(
-            module, lm, lambda one: {"": cast(Any, one)}, SINGLE_PROCESS, is_sharded=is_sharded
-        )
+        models = lambda one: {"": cast(Any, one)}  # noqa: E731
+        return WholeModel(module, lm, models, SINGLE_PROCESS, device, is_sharded=is_sharded)
 
     for free, expected in ((0, "cpu"), (1 << 40, "meta")):
         monkeypatch.setattr(hardware, "available_memory", lambda _, free=free: free)
         model = model_of(is_sharded=True)
-        model.gather(device)
+        model.gather()
         assert {weight.device.type for weight in model.whole.parameters()} == {expected}
         assert model.lm.module is model.whole
     # Without metrics it is for callbacks, and takes no memory of the GPU.
@@ -275,14 +274,14 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
     model = model_of(is_sharded=True)
     held_out: Any = SimpleNamespace(sources=[], limit=None)
     kept: Any = SimpleNamespace(model=model)
-    evaluation = RunEvaluation(ProgressLine(), device, held_out, [], kept, callbacks_read=True)
+    evaluation = RunEvaluation(ProgressLine(), held_out, [], kept, callbacks_read=True)
     without_samples = SimpleNamespace(train=SimpleNamespace(samples=False))
     trainer: Any = SimpleNamespace(recipe=without_samples)
     assert evaluation(trainer, TrainState()) == {}
     for name, weight in model.module.state_dict().items():
         assert torch.equal(model.whole.state_dict()[name], weight)
     whole = model_of(is_sharded=False)
-    whole.gather(device)
+    whole.gather()
     assert whole.whole is whole.module
 
 

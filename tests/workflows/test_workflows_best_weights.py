@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tomllib
 
 import pytest
@@ -92,6 +93,11 @@ def test_the_best_generator_and_discriminator_are_of_one_step(text, tmp_path):
     assert torch.equal(kept["generator.tokens.weight"], beside["tokens.weight"])
 
 
+def best_weights(run, step):
+    """The best weights that were saved after a step."""
+    return load_file(run.best_weights_path(step) / "model.safetensors")
+
+
 class Crash(Callback):
     """Fails at the evaluation of one step, after its weights are kept as the best."""
 
@@ -119,7 +125,7 @@ def test_best_weights_of_an_abandoned_history_are_not_used(kind, text, reviews, 
     with pytest.raises(ZeroDivisionError):
         pretrain(**start, changes=changes, callbacks=[Crash(8)], **options)
     run = RunFolder(options["out"])
-    abandoned = load_file(run.best_weights_path(8)) if run.best_weights_path(8).is_file() else {}
+    abandoned = best_weights(run, 8) if run.best_weights_path(8).is_dir() else {}
     if kind == "text":
         assert abandoned
     run = pretrain("", resume=True, changes=["optimizer.lr=10.0"], **options)
@@ -127,7 +133,7 @@ def test_best_weights_of_an_abandoned_history_are_not_used(kind, text, reviews, 
     losses = {r["step"]: r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r}
     if kind == "text":
         assert state["best_step"] == min(losses, key=losses.__getitem__) == 6
-    kept, final = load_file(run.best_weights_path(state["best_step"])), load_file(run.weights)
+    kept, final = best_weights(run, state["best_step"]), load_file(run.weights)
     assert all(torch.equal(final[name], kept[name]) for name in final)
     if abandoned:
         assert not all(torch.equal(final[name], abandoned[name]) for name in final)
@@ -141,13 +147,13 @@ def test_best_weights_that_are_missing_are_chosen_anew(text, tmp_path):
     changes = settings(steps=6, eval_every=2, save_every=2, keep_best=True)
     options = {"out": tmp_path / "run", "console": quiet()}
     run = pretrain("gpt2-tiny", data=text, changes=changes, **options)
-    for file in run.checkpoints.glob("best*"):
-        file.unlink()
+    for folder in run.checkpoints.glob("best*"):
+        shutil.rmtree(folder)
     console = quiet()
     options["console"] = console
     pretrain("", resume=True, changes=["train.steps=8"], **options)
     assert "are missing: the best ones are chosen" in console.file.getvalue()
     state = json.loads((run.checkpoints / "step-00000008" / "state.json").read_text())
     assert state["best_step"] == 8
-    kept, final = load_file(run.best_weights_path(8)), load_file(run.weights)
+    kept, final = best_weights(run, 8), load_file(run.weights)
     assert all(torch.equal(final[name], kept[name]) for name in final)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -27,6 +27,9 @@ from trivium.objectives.objective import Objective
 from trivium.objectives.task_metrics import Metrics
 from trivium.text.inputs import TextInput, encode_inputs
 from trivium.text.vocabulary import Vocabulary
+
+MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
+"""A function of (f, items) that returns f(items), with the items divided among the processes."""
 
 _POSITIONS_AT_ONCE = 8192  # tokens of a batch when metrics are computed, including padding
 
@@ -281,13 +284,17 @@ def field_option(name: str) -> str:
     return f"--set objective.{name}_field=NAME"
 
 
-def batch_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
+def batch_by_length(
+    encoded: EncodedExamples, indices: Ints | None = None
+) -> Iterator[tuple[Ints, RowBatch]]:
     """Yield batches of encoded examples, the longest examples first.
 
-    Each item is a pair: the indices of the B examples in the batch, int64 [B], and their rows.
+    `indices` [n] selects the examples; None for all of them. Each item is a pair: the places of the
+    B examples of the batch in `indices`, int64 [B], and their rows.
     """
-    for indices in forward.batch_by_length(encoded.lengths.tolist(), _POSITIONS_AT_ONCE):
-        yield np.array(indices), encoded.take(indices)
+    indices = np.arange(len(encoded)) if indices is None else indices
+    for batch in forward.batch_by_length(encoded.lengths[indices].tolist(), _POSITIONS_AT_ONCE):
+        yield np.array(batch), encoded.take(indices[batch])
 
 
 def encode_texts(

@@ -64,11 +64,6 @@ class Objective(Choice, Config, ABC):
     """Whether the model generates the texts that it is trained on (`PolicyGradient`)."""
     builds_single_model: ClassVar[bool] = True
     """Whether `build` returns a single model, not a module that contains several models."""
-    encodes_with_model: ClassVar[bool] = False
-    """Whether `encode` uses the weights of the model, for example for a reference model.
-
-    Labelled examples are then encoded at every start of a run.
-    """
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` supports tensor parallelism, which shards the LM head."""
     supported_family: ClassVar[str | None] = None

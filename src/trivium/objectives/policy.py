@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -44,7 +44,7 @@ from trivium.objectives.advantages import (
     whiten,
 )
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, join_messages, read_prompt
-from trivium.objectives.labelled import column_key
+from trivium.objectives.labelled import MapOverRanks, column_key
 from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, encode_prompt, sample_responses
 from trivium.objectives.task_metrics import Metrics
@@ -59,10 +59,6 @@ _TOKENS = 8192
 _VALUE = "tagger"
 # The fields of `RolloutBatch` with one number per sampled token.
 _TOKEN_ARRAYS = ("advantages", "reference_logps", "values", "returns")
-
-
-MapOverRanks = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
-"""A function of (f, items) that returns f(items), with the items divided among the processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +148,6 @@ class PolicyGradient(Alignment):
     """
 
     rolls_out: ClassVar[bool] = True
-    encodes_with_model: ClassVar[bool] = True
     kind: Literal["policy"] = "policy"
     generates: ClassVar[bool] = True
     supported_family: ClassVar[str | None] = "decoder-only"
@@ -299,6 +294,11 @@ class PolicyGradient(Alignment):
         pad_id = lm.text_tokenizer.pad_id
         return EncodedExamples({"input_ids": ids}, sequence_labels=indices, pad_id=pad_id)
 
+    @property
+    def reference(self) -> LanguageModule | None:
+        """The frozen reference model that `encode` has copied, if there is one."""
+        return self._reference
+
     def rollout(
         self,
         lm: LanguageModel,
@@ -350,7 +350,7 @@ class PolicyGradient(Alignment):
         arrays["metrics"] = np.column_stack([*metrics.values()])
         if self.num_iterations > 1:
             dtype = torch.promote_types(model.dtype, torch.float32)
-            self._old_logps = torch.full((labels.size,), torch.nan).to(model.device, dtype)
+            self._old_logps = torch.full((labels.size,), torch.nan, dtype=dtype)
         single: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
         return RolloutBatch(**batch.arrays(), indices=np.arange(len(rows)), **single)
 
@@ -516,7 +516,7 @@ class PolicyGradient(Alignment):
             if self.beta:
                 base = lm.module
                 if self._reference is not None:
-                    base = self._reference.to(model.device)
+                    base = self._reference
                 with disable_adapter(base):
                     reference[real], _ = self._compute_rollout_logps(base, batch, map_over_ranks)
                 if self.kl == "reward":
@@ -544,6 +544,7 @@ class PolicyGradient(Alignment):
         """
         if self.num_iterations == 1:
             return logp
+        self._old_logps = self._old_logps.to(logp.device)
         old_logps = self._old_logps[positions]
         self._old_logps[positions] = old_logps = torch.where(old_logps.isnan(), logp, old_logps)
         return old_logps

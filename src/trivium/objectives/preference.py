@@ -29,7 +29,12 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.causal import is_causal
-from trivium.objectives.labelled import LabelledObjective, batch_by_length, check_example_ids
+from trivium.objectives.labelled import (
+    LabelledObjective,
+    MapOverRanks,
+    batch_by_length,
+    check_example_ids,
+)
 from trivium.objectives.preference_pairs import (
     GivenResponses,
     Preference,
@@ -46,6 +51,8 @@ from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
 _METRICS = ("pair_accuracy", "margin", "chosen", "rejected")
+# The number of pairs whose reference a process computes at a time.
+_PAIRS_AT_ONCE = 256
 _MAX_PROMPT = 200  # characters of a prompt in an example command
 
 
@@ -74,8 +81,6 @@ class ReferenceObjective(Alignment, GivenResponses):
     example has two responses to one prompt.
     """
 
-    encodes_with_model: ClassVar[bool] = True
-
     @abstractmethod
     def encode_pairs(
         self, examples: Sequence[Any], lm: LanguageModel
@@ -99,17 +104,44 @@ class ReferenceObjective(Alignment, GivenResponses):
         return spec.family == "encoder-decoder" or is_causal(spec)
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Encode both responses of every example, and compute their reference log-probabilities.
+        """Encode both responses of every example.
 
-        The reference is the model with its current weights.
+        Their reference log-probabilities are NaN until `add_references` computes them.
         """
         sequences, truncations = self.encode_pairs(examples, lm)
-        logq, _ = compute_all_log_probabilities(sequences, lm)
-        labels = self.build_labels(examples, logq).astype(np.float32)
+        unknown = np.full((len(examples), 2), np.nan)
+        labels = self.build_labels(examples, unknown).astype(np.float32)
         pad_id = lm.text_tokenizer.pad_id
         return EncodedExamples.with_targets(
             sequences, truncations, sequence_labels=labels, pad_id=pad_id
         )
+
+    def add_references(
+        self, data: EncodedExamples, lm: LanguageModel, map_over_ranks: MapOverRanks
+    ) -> None:
+        """Compute the reference log-probabilities of encoded examples, and set them as labels.
+
+        The reference is `lm` with its current weights. All processes must call this method.
+
+        Args:
+            data: the examples that `encode` has returned.
+            lm: the model at the start of the run.
+            map_over_ranks: distributes the computation over the processes. All processes get all
+                results.
+        """
+        lm.module.eval()
+
+        def compute(indices: Sequence[int]) -> list[np.ndarray]:
+            """Return the log-probabilities [n, 2] of some examples, in several arrays."""
+            chunks = np.split(
+                np.array(indices), range(_PAIRS_AT_ONCE, len(indices), _PAIRS_AT_ONCE)
+            )
+            return [compute_pair_log_probabilities(data, chunk, lm)[0] for chunk in chunks]
+
+        logq = map_over_ranks(compute, range(len(data)))
+        labels = np.array(data.sequence_labels)
+        labels[:, :2] = np.concatenate(logq)
+        data.sequence_labels = labels
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Build a batch of B examples with two rows each, one per response, [B, 2, U].
@@ -184,8 +216,8 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         description="weight of the SFT loss of the chosen response; default: 0, for orpo 1",
     )
 
-    _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
-    """The reference log-probabilities of both responses of validation pairs, by file and line."""
+    _validation: tuple[list[str], EncodedExamples] | None = PrivateAttr(None)
+    """The places (file and line) of the validation pairs, and the encoded pairs."""
 
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:
@@ -219,11 +251,9 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         return logq
 
     def remember_encoded(self, examples: Sequence[Preference], encoded: EncodedExamples) -> None:
-        """Store the reference log-probabilities of validation examples for `compute_metrics`."""
+        """Store the validation examples, whose reference log-probabilities the metrics need."""
         kept = itertools.compress(examples, has_target(encoded.truncations))
-        assert encoded.sequence_labels is not None
-        labels = np.array(encoded.sequence_labels)
-        self._reference.update(zip((one.where for one in kept), labels, strict=True))
+        self._validation = [one.where for one in kept], encoded
 
     def loss_denominators(self, batch: Batch) -> dict[str, int]:
         """Return the divisor of each loss term, by name.
@@ -282,8 +312,12 @@ class PreferenceOptimization(ReferenceObjective, PreferencePairs):
         means = sums / np.maximum(counts, 1)
         values: dict[str, float] = {}
         notes = english("note.ranking_accuracy"), english("note.perplexity_of_chosen")
-        if all(one.where in self._reference for one in examples):
-            gains = sums - np.stack([self._reference[one.where] for one in examples])
+        wheres, encoded = self._validation or ([], None)
+        references = (
+            {} if encoded is None else dict(zip(wheres, np.asarray(encoded.sequence_labels)))
+        )
+        if all(one.where in references for one in examples):
+            gains = sums - np.stack([references[one.where] for one in examples])
             values["accuracy"] = float((gains[:, 0] > gains[:, 1]).mean())
             notes = (english("note.preference_accuracy"), *notes)
         values["ranking_accuracy"] = float((means[:, 0] > means[:, 1]).mean())
@@ -354,12 +388,23 @@ def compute_all_log_probabilities(
     """
     encoded = EncodedExamples(sequences, pad_id=lm.text_tokenizer.pad_id)
     check_example_ids(encoded, lm.spec)
-    sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
-    for indices, rows in batch_by_length(encoded):
+    return compute_pair_log_probabilities(encoded, np.arange(len(encoded)), lm)
+
+
+@torch.no_grad()
+def compute_pair_log_probabilities(
+    encoded: EncodedExamples, indices: np.ndarray, lm: LanguageModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the log-probability and the token count of both responses of encoded pairs.
+
+    `indices` [n] selects the pairs. Returns two arrays [n, 2].
+    """
+    sums, counts = np.zeros((len(indices), 2)), np.zeros((len(indices), 2), dtype=np.int64)
+    for places, rows in batch_by_length(encoded, indices):
         tensors = to_device(build_pair_batch(rows), lm.module.device)
         logp, num_tokens, _ = compute_log_probabilities(lm.module, tensors)
-        sums[indices], counts[indices] = logp.double().cpu(), num_tokens.cpu()
+        sums[places], counts[places] = logp.double().cpu(), num_tokens.cpu()
     return sums, counts
 
 

@@ -239,7 +239,7 @@ class Checkpoints:
             return
         self.wait()
         self.parallel.barrier()
-        parts = self.folder / f".step-{state.step:08}.tmp"  # removed later if the run is killed
+        parts = _parts_folder(self.path(state))
         weights, moments = model.state_dict(), get_state_tensors(optimizers, model)
         numbers = dict.fromkeys(weights, _WEIGHTS_NUMBER)
         numbers |= dict.fromkeys(moments, _OPTIMIZER_NUMBER)
@@ -311,6 +311,52 @@ class Checkpoints:
         except (KeyError, RuntimeError, ValueError, CheckpointException) as error:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
+
+    def save_weights(self, folder: Path, model: nn.Module) -> None:
+        """Write the weights of a model to a new folder, atomically, and wait until it is complete.
+
+        All processes must call this method. If there are several, each writes its shards.
+
+        Raises:
+            CheckpointError: the disk is full or not writable.
+        """
+        parts, is_single = _parts_folder(folder), self.parallel.size == 1
+        try:
+            if not is_single:
+                self.wait()  # both use `checkpoint_group`
+                weights = model.state_dict()
+                numbers = dict.fromkeys(weights, _WEIGHTS_NUMBER)
+                save(
+                    weights,
+                    storage_writer=HuggingFaceStorageWriter(
+                        str(parts), numbers, save_distributed=True
+                    ),
+                    process_group=self.parallel.checkpoint_group,
+                )
+            if self.parallel.is_main:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with replace_folder(folder) as partial:
+                    if is_single:
+                        write_safetensors(partial / WEIGHTS, model.state_dict())
+                    for file in parts.glob("shard-*"):
+                        os.replace(file, partial / _get_shard_name(file.name))
+        except (CheckpointException, OSError, SafetensorError) as error:
+            raise CheckpointError(_format_save_error(error, folder)) from error
+        finally:
+            if self.parallel.is_main:
+                shutil.rmtree(parts, ignore_errors=True)
+        self.parallel.barrier()
+
+    def load_weights(self, folder: Path, model: nn.Module) -> None:
+        """Load the weights in a folder into a model. All processes must call this method.
+
+        The folder is a checkpoint, or one that `save_weights` wrote, with any number of processes.
+        """
+        if self.parallel.size == 1:
+            model.load_state_dict(read_shards(folder, WEIGHT_FILES))
+        else:
+            reader, group = HuggingFaceStorageReader(str(folder)), self.parallel.checkpoint_group
+            load(model.state_dict(), storage_reader=reader, process_group=group)
 
     @contextmanager
     def _create_checkpoint(
@@ -431,6 +477,11 @@ class _HashingFileSystem(FileSystem):
         with io.BufferedWriter(file) as stream:
             yield stream
         self.digests[os.path.basename(path)] = file.sha256()
+
+
+def _parts_folder(folder: Path) -> Path:
+    """Return the temporary folder of the shards of `folder`, which a later start deletes."""
+    return folder.with_name(f".{folder.name}.tmp")
 
 
 def _get_shard_name(name: str) -> str:

@@ -144,9 +144,16 @@ class Parallel:
         Each process calls `function` with a contiguous part of `items`. The results are gathered on
         every process.
         """
-        ends = [len(items) * number // self.size for number in range(self.size + 1)]
-        own = items[ends[self.rank] : ends[self.rank + 1]]
-        results = function(own) if own else []
+        own = self.own_part(items)
+        return self.gather_results(function(own) if own else [])
+
+    def own_part(self, items: Sequence[T]) -> Sequence[T]:
+        """Return the contiguous part of `items` that this process computes in `map`."""
+        first, last = (len(items) * number // self.size for number in (self.rank, self.rank + 1))
+        return items[first:last]
+
+    def gather_results(self, results: list[Any]) -> list[Any]:
+        """Gather the results of all processes on every process, in the order of the processes."""
         if self.size == 1:
             return results
         parts: list[Any] = [None] * self.size

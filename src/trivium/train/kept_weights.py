@@ -9,15 +9,15 @@ examples also evaluates the mean of its last `train.average` checkpoints.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from trivium.adapt import merged_state
-from trivium.interop import tensor_files
-from trivium.interop.tensor_files import read_safetensors, read_shards
-from trivium.model_folder import WEIGHT_FILES, checkpoints
+from trivium.model_folder import checkpoints
 from trivium.progress import ProgressLine
 from trivium.train.callback import Callback
 from trivium.train.checkpoint import Checkpoints, verify_checkpoint
@@ -76,38 +76,45 @@ class KeptWeights(Callback):
     def save_if_best(self, score: float) -> None:
         """Save the current weights if their score is the best so far. Also updates the run state.
 
-        The run state stores the best score and counts the evaluations since then, for early
-        stopping.
+        All processes must call this method. The score is that of rank 0; the other processes may
+        pass NaN. The run state stores the best score and counts the evaluations since then, for
+        early stopping.
         """
-        state = self.state
+        state, is_main = self.state, self.model.parallel.is_main
+        known = score if is_main and math.isfinite(score) else -math.inf
+        [score] = self.model.parallel.all_reduce_max(known)
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
-            self.run.checkpoints.mkdir(exist_ok=True)
-            path = self.run.best_weights_path(state.step)
-            tensor_files.write_safetensors(path, self.model.whole.state_dict())
+            self.saved.save_weights(self.run.best_weights_path(state.step), self.model.module)
             # A resumed run may need the weights that were best at its checkpoint.
             self.saved.wait()
-            self.run.delete_best_weights_except(state.step, self._saved_best_step)
+            if is_main:
+                self.run.delete_best_weights_except(state.step, self._saved_best_step)
         else:
             state.evals_since_best += 1
 
     def load_best(self) -> None:
-        """Load the best weights of the run into the model, if any were saved."""
-        if self.state.best_step:  # all trained weights, since ELECTRA's two models belong together
-            best = read_safetensors(self.run.best_weights_path(self.state.best_step))
-            self.model.whole.load_state_dict(best)
+        """Load the best weights of the run into the trained module, or those of the last step.
 
-    def candidate_weights(self) -> list[dict[str, Tensor]]:
-        """Return the candidates for the final weights of the run, with adapters merged.
+        All processes must call this method.
+        """
+        # All trained weights, since ELECTRA's two models belong together.
+        folder = self.saved.path(self.state)
+        if self.state.best_step:
+            folder = self.run.best_weights_path(self.state.best_step)
+        self.saved.load_weights(folder, self.model.module)
 
-        The candidates are the current weights and, unless there is an adapter, the mean of the last
+    def candidates(self) -> list[Callable[[], None]]:
+        """Return the functions that load the candidates for the final weights of the run.
+
+        The candidates are the best weights and, unless there is an adapter, the mean of the last
         `train.average` checkpoints.
         """
-        weights, count = merged_state(self.model.lm.module), self.recipe.train.average
+        count = self.recipe.train.average
         if count == 1 or self.recipe.adapter.rank:
-            return [weights]
-        mean = average_weights(self.run.checkpoints, count)
-        return [weights, {name: mean[name] for name in weights}]
+            return [self.load_best]
+        mean = partial(load_average_weights, self.saved, self.model.module, count)
+        return [self.load_best, mean]
 
 
 def delete_stale_best_weights(
@@ -118,7 +125,7 @@ def delete_stale_best_weights(
     If the best weights at that checkpoint are missing, warn and reset the best score. All processes
     must call this function.
     """
-    if state.best_step and not run.best_weights_path(state.best_step).is_file():
+    if state.best_step and not run.best_weights_path(state.best_step).is_dir():
         log.warn(
             f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
             "chosen among the evaluations from here on."
@@ -129,17 +136,24 @@ def delete_stale_best_weights(
         run.delete_best_weights_except(state.best_step)
 
 
-def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
-    """Return the mean weights of the last `count` valid checkpoints in a folder.
+@torch.no_grad()
+def load_average_weights(saved: Checkpoints, module: nn.Module, count: int) -> None:
+    """Load the mean weights of the last `count` valid checkpoints into a module.
+
+    All processes must call this function.
 
     Source: Vaswani et al. 2017, section 6.1.
     """
+    paths = list(checkpoints(saved.folder))
+    problems = saved.parallel.map(lambda own: [*map(verify_checkpoint, own)], paths)
+    good = [path for path, problem in zip(paths, problems, strict=True) if problem is None][:count]
     total: dict[str, Tensor] = {}
-    good = [path for path in checkpoints(folder) if verify_checkpoint(path) is None][:count]
     for checkpoint in good:
-        for name, weight in read_shards(checkpoint, WEIGHT_FILES).items():
-            if not weight.is_floating_point():  # a table that is not trained
-                total[name] = weight
-                continue
-            total[name] = total[name] + weight / len(good) if name in total else weight / len(good)
-    return total
+        saved.load_weights(checkpoint, module)
+        for name, weight in module.state_dict().items():
+            if weight.is_floating_point():  # not a table that is not trained
+                part = weight / len(good)
+                total[name] = total[name] + part if name in total else part
+    for name, weight in module.state_dict().items():
+        if name in total:
+            weight.copy_(total[name])

@@ -147,7 +147,7 @@ def training_memory(
         layers = spec.stacks[0].num_layers if layout.activation_checkpointing else 1
         memory["activations"] += gathered / layers
     if references:
-        memory["reference"] = 4.0 * references * sizes.parameters
+        memory["reference"] = 4.0 * references * sizes.parameters / shards
     if samples:  # generated, then scored: the memory beyond what is unused at that time
         free = sum(memory[name] for name in ("gradients", "logits", "activations"))
         read = 12.0 * min(most, labelled * samples * length * spec.vocab_size)

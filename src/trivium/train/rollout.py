@@ -10,16 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import torch
 
 from trivium.data.batch import Batch
 from trivium.data.row_order import derived_seed
-from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
 from trivium.objectives import AUX_LOSS
 from trivium.objectives.policy import PolicyGradient
 from trivium.train.loader import GlobalBatch, Loader, equal_part_size
+from trivium.train.whole_model import WholeModel
 
 
 @dataclass(kw_only=True)
@@ -29,13 +30,11 @@ class RolloutLoader(Loader):
     Batches for objectives other than policy gradients are not changed.
 
     Args:
-        lm: the model that samples responses; every process has the whole model.
-        module: the module to train.
+        model: the model that samples responses. All processes sample some of them.
         precision: the dtype of activations.
     """
 
-    lm: LanguageModel
-    module: Any
+    model: WholeModel
     precision: torch.dtype = torch.float32
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
@@ -57,16 +56,16 @@ class RolloutLoader(Loader):
         If responses were already sampled for the same step, those are used. If the objective is not
         a policy gradient, the batch is returned unchanged.
         """
-        objective, module = batch.stream.objective, self.module
+        objective, module = batch.stream.objective, self.model.whole
         if not isinstance(objective, PolicyGradient):
             return batch
         if self._drawn is None or self._drawn[0] != step:
             was_training, enabled = module.training, self.precision is not torch.float32
-            seed, map_over_ranks = derived_seed(self.seed, step), self.parallel.map
+            seed, lm = derived_seed(self.seed, step), self.model.lm
             module.eval()
-            with torch.autocast(module.device.type, self.precision, enabled=enabled):
+            with torch.autocast(self.model.device.type, self.precision, enabled=enabled):
                 samples = objective.rollout(
-                    self.lm, module, batch.micro_batches, seed, map_over_ranks
+                    lm, cast(LanguageModule, module), batch.micro_batches, seed, self.model.map
                 )
             module.train(was_training)
             self._drawn = step, samples

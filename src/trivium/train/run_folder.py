@@ -198,15 +198,15 @@ class RunFolder:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def best_weights_path(self, step: int) -> Path:
-        """Return the path of the best weights that were saved after a step."""
-        return self.checkpoints / f"best-{step:08}.safetensors"
+        """Return the folder of the best weights that were saved after a step."""
+        return self.checkpoints / f"best-{step:08}"
 
     def delete_best_weights_except(self, *steps: int) -> None:
         """Delete all saved best weights except those of the given steps."""
         kept = {self.best_weights_path(step) for step in steps}
-        for file in self.checkpoints.glob("best*.safetensors"):
-            if file not in kept:
-                file.unlink(missing_ok=True)
+        for folder in self.checkpoints.glob("best-*"):
+            if folder not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def write_metadata(self, metadata: dict[str, Any]) -> None:
         """Write the metadata of the run to `run.json`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import time
@@ -13,20 +12,20 @@ import torch
 
 from trivium.adapt import merged_state
 from trivium.interop.peft_format import save_adapter, write_adapter_settings
-from trivium.language_model import LanguageModel
 from trivium.messages import translate_english, translated
 from trivium.model_folder import new_model_folder, write_model
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, merge_metrics, write_evaluation
 from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
-from trivium.train.distributed import SINGLE_PROCESS, Parallel
 from trivium.train.kept_weights import KeptWeights
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import TrainState
+from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.run_samples import generate_samples
 
@@ -39,37 +38,30 @@ _EVAL_FRACTION, _END_FRACTION, _MIN_EXAMPLES = 0.1, 0.25, 16
 class ValidationMetrics:
     """Computes the task metrics on the validation examples of every labelled data source.
 
-    The processes share this work: each one predicts a part of the examples. If the model is
-    sharded, rank 0 predicts all examples.
+    The processes share this work: each one predicts a part of the examples.
 
     Args:
         corpus: the data of the run.
         recipe: the complete recipe of the run.
         precision: the dtype of activations.
-        parallel: all processes of the run.
-        is_sharded: whether each process stores only a shard of the model.
+        model: the trained model.
     """
 
     corpus: Corpus
     recipe: Recipe
     precision: torch.dtype
-    parallel: Parallel
-    is_sharded: bool
+    model: WholeModel
 
     def __post_init__(self) -> None:
         self.sources = [source for source in self.corpus.example_sources if source.valid]
         self.train = self.recipe.train
         self.minutes = None if self.train.eval_examples else self.train.minutes
         """The time budget in minutes, if it limits the evaluations; otherwise None."""
-        self.predicts_here = self.parallel.is_main or not self.is_sharded
-        """Whether this process predicts validation examples."""
-        self.predicting = SINGLE_PROCESS if self.is_sharded else self.parallel
-        """The processes that predict validation examples."""
         self.limit = defaults.max_eval_examples(self.recipe)
         """The number of examples per source in an evaluation during training; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
-    def set_eval_limit(self, lm: LanguageModel, resumed_limit: int | None) -> None:
+    def set_eval_limit(self, resumed_limit: int | None) -> None:
         """Check `train.metric`, and limit the number of examples in evaluations during training.
 
         The number is limited only if the budget is in minutes and there is one process. The limit
@@ -77,18 +69,18 @@ class ValidationMetrics:
         budget.
 
         Args:
-            lm: the model.
             resumed_limit: the limit that a resumed run used before; None for a new run.
 
         Raises:
             RecipeError: the task has no metric named `train.metric`.
         """
-        is_limited = self.minutes is not None and bool(self.sources) and self.parallel.size == 1
-        if self.predicts_here and (self.train.metric or (is_limited and resumed_limit is None)):
-            self.evaluate(lm, 1)
+        is_single = self.model.parallel.size == 1
+        is_limited = self.minutes is not None and bool(self.sources) and is_single
+        if self.train.metric or (is_limited and resumed_limit is None):
+            self.evaluate(1)
             self.seconds_per_example = 0.0  # included loading the metric libraries
         if is_limited and resumed_limit is None:
-            self.evaluate(lm, _MIN_EXAMPLES)
+            self.evaluate(_MIN_EXAMPLES)
         if is_limited:
             self.limit = resumed_limit or self.count_affordable_examples(self.limit, _EVAL_FRACTION)
 
@@ -104,24 +96,25 @@ class ValidationMetrics:
         fitting = max(_MIN_EXAMPLES, int(60.0 * self.minutes * budget_fraction / seconds))
         return fitting if limit is None else min(limit, fitting)
 
-    def evaluate(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
+    def evaluate(self, limit: int | None) -> dict[str, Metrics]:
         """Evaluate the model on the validation examples of every data source.
 
         At most `limit` examples per data source are used, or all of them if `limit` is None. All
-        predicting processes must call this method. Returns the metrics by source name on rank 0,
-        and an empty dict on other ranks.
+        processes must call this method. Returns the metrics by source name on rank 0, and an empty
+        dict on other ranks.
 
         Raises:
             RecipeError: the first data source has no metric named `train.metric`.
         """
+        lm, parallel = self.model.lm, self.model.parallel
         lm.module.eval()
-        parallel, enabled = self.predicting, self.precision is not torch.float32
         metrics: dict[str, Metrics] = {}
         count, begin = 0, time.monotonic()
-        with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
+        enabled = self.precision is not torch.float32
+        with torch.autocast(self.model.device.type, self.precision, enabled=enabled):
             for source in self.sources:
                 examples, objective = source.select_validation(limit), source.objective
-                answers = parallel.map(partial(objective.predict, lm), examples)
+                answers = self.model.map(partial(objective.predict, lm), examples)
                 if parallel.is_main:
                     one = objective.compute_metrics(answers, examples, lm)
                     metrics[source.config.name] = one.with_main_metric(
@@ -136,8 +129,6 @@ class ValidationMetrics:
 @dataclass
 class FinishedRun:
     """A run that has used up its budget.
-
-    It is created only by the processes that predict validation examples.
 
     Args:
         run: the run folder.
@@ -162,28 +153,31 @@ class FinishedRun:
     def evaluate_and_write(self, state: TrainState) -> None:
         """Select the best weights, evaluate them, and write the model, metrics and report.
 
-        Only rank 0 writes files.
+        All processes must call this method. Only rank 0 writes files.
         """
-        self.kept.load_best()
-        if not self.model.parallel.is_main:
-            self._write_best_weights()
-            return
+        if state.best_step:
+            self.kept.load_best()
         print_message, run = self.log.print_message, self.run
         self.log.update(translated("progress.writing_model"))
-        objective = self.recipe.objectives[0]
-        objective.untie_weights(self.model.whole)
-        for name, model in objective.models_to_save(self.model.whole).items():
-            if name:
-                with new_model_folder(run.path / name, overwrite=True) as folder:
-                    write_model(folder, model, self.corpus.tokenizer)
-        for file in (EVALUATION, PREDICTIONS):  # of an earlier final evaluation
-            (run.path / file).unlink(missing_ok=True)
+        self.model.gather()
+        if self.model.parallel.is_main:
+            objective = self.recipe.objectives[0]
+            objective.untie_weights(self.model.whole)
+            for name, model in objective.models_to_save(self.model.whole).items():
+                if name:
+                    with new_model_folder(run.path / name, overwrite=True) as folder:
+                        write_model(folder, model, self.corpus.tokenizer)
+            for file in (EVALUATION, PREDICTIONS):  # of an earlier final evaluation
+                (run.path / file).unlink(missing_ok=True)
         begin = time.monotonic()
         metrics = self._write_best_weights()
         took = time.monotonic() - begin
+        if not self.model.parallel.is_main:
+            return
         end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
         step = state.best_step or state.step
-        samples = [{"step": state.step} | one for one in generate_samples(self.corpus, self.lm)]
+        excerpts = [*self.corpus.iter_excerpts()]
+        samples = [{"step": state.step} | one for one in generate_samples(self.lm, excerpts)]
         metadata = run.read_metadata() | end | {"samples": samples, "weights_step": step}
         run.write_metadata(metadata)
         preparation = state.preparation_seconds or 0.0
@@ -251,70 +245,40 @@ class FinishedRun:
     def _write_best_weights(self) -> dict[str, Metrics]:
         """Evaluate the candidate weights, write the best candidate, and return its metrics.
 
-        The candidates come from `KeptWeights.candidate_weights`, with adapters merged into the
-        weights. Without labelled examples there is only one candidate, and the metrics are empty.
-        Otherwise the result maps the name of each data source to its metrics.
+        Without labelled examples there is only one candidate, and the metrics are empty. Otherwise
+        the result maps the name of each data source to its metrics on rank 0. The model has been
+        gathered and has the weights of the first candidate.
         """
-        module, config = self.model.lm.module, self.recipe.adapter
-        if config.rank and config.save_separately and self.model.parallel.is_main:
-            folder, settings = self.run.path / "adapter", self.model.lm.settings
-            model_type, base = settings.config.get("model_type"), self.recipe.model.init_from
-            save_adapter(folder, module, config.lora, base=base, model_type=model_type)
-            write_adapter_settings(folder, settings)
-        if not self.corpus.example_sources and not config.rank:
-            self._write_model()
-            return {}
-        if self.recipe.model.quantize is not None:
-            return self._write_quantized()
-        candidate_weights = self.kept.candidate_weights()
-        self.lm = copy.copy(self.model.lm)
-        self.lm.module = build(self.lm.spec, seed=0, device=module.device)
-        self.lm.module.load_state_dict(candidate_weights[0])
         self._write_model()
+        if not self.corpus.example_sources:
+            return {}
+        candidates = self.kept.candidates()
         results: list[dict[str, Metrics]] = []
-        share = _END_FRACTION / len(candidate_weights)
+        share = _END_FRACTION / len(candidates)
         limit = self.validation.count_affordable_examples(self.recipe.train.eval_examples, share)
         try:
             with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
-                for tensors in candidate_weights:
-                    self.lm.module.load_state_dict(tensors)
+                for number, load_candidate in enumerate(candidates):
+                    if number:
+                        load_candidate()
                     self._announce_final_evaluation(limit)
-                    results.append(self.validation.evaluate(self.lm, limit))
+                    results.append(self.validation.evaluate(limit))
         except KeyboardInterrupt:
             if not self.model.parallel.is_main:
                 raise
             self._warn_about_stopped_evaluation()
+            if self.model.parallel.size > 1:  # the other processes have ended
+                self.lm = load(self.run.path, device="cpu") if self.model.is_sharded else self.lm
+                return {}
         scores = [next((one.score for one in result.values()), 0.0) for result in results]
         best = max(range(len(scores)), key=scores.__getitem__, default=0)
-        self.lm.module.load_state_dict(candidate_weights[best])
+        [best] = map(int, self.model.parallel.all_reduce_max(best))  # known to rank 0 only
+        if len(candidates) > 1:
+            candidates[best]()
+        self.model.gather()
         if best:
             self._write_model()
         return self._add_generations(results[best] if results else {})
-
-    def _write_quantized(self) -> dict[str, Metrics]:
-        """Write the model of a run whose base is quantised, evaluate it, and return its metrics.
-
-        The written model has the dequantised weights with the adapter merged into them. It is
-        assembled in host memory. The metrics are those of the quantised model on the GPU.
-        """
-        trained = self.model.lm
-        self.lm = copy.copy(trained)
-        self.lm.module = build(trained.spec, device="meta")
-        self.lm.module.load_state_dict(merged_state(trained.module, "cpu"), assign=True)
-        self._write_model()
-        self.lm = trained
-        if not self.corpus.example_sources:
-            return {}
-        limit = self.validation.count_affordable_examples(
-            self.recipe.train.eval_examples, _END_FRACTION
-        )
-        try:
-            with handle_signals(signal.default_int_handler):  # raises KeyboardInterrupt
-                self._announce_final_evaluation(limit)
-                return self._add_generations(self.validation.evaluate(self.lm, limit))
-        except KeyboardInterrupt:
-            self._warn_about_stopped_evaluation()
-            return {}
 
     def _warn_about_stopped_evaluation(self) -> None:
         """Warn that the final evaluation was interrupted, and print the command to repeat it."""
@@ -349,8 +313,21 @@ class FinishedRun:
             self.log.print_line(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
-        """Write the model with its tokenizers and settings to the run folder, on rank 0 only."""
+        """Write the model with its tokenizers and settings to the run folder, on rank 0 only.
+
+        An adapter is merged into the written weights, and quantised weights are dequantised. If
+        the recipe says so, the adapter is also written separately.
+        """
         if not self.model.parallel.is_main:
             return
+        module, config, settings = self.lm.module, self.recipe.adapter, self.lm.settings
+        if config.rank:
+            if config.save_separately:
+                folder, model_type = self.run.path / "adapter", settings.config.get("model_type")
+                base = self.recipe.model.init_from
+                save_adapter(folder, module, config.lora, base=base, model_type=model_type)
+                write_adapter_settings(folder, settings)
+            module = build(self.lm.spec, device="meta")
+            module.load_state_dict(merged_state(self.lm.module, "cpu"), assign=True)
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
-        write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
+        write_model(self.run.path, module, *tokenizers, settings)

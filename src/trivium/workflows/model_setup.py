@@ -148,7 +148,7 @@ def set_up_model(
     module = objectives[0].build(final, seed=recipe.seed, device=torch.device("meta"))
     if objectives[0].models_to_save(module)[""] is not module:
         module, weights = _build_with_auxiliary_weights(recipe, weights, start), None
-    elif parallel.size == 1 or any(objective.encodes_with_model for objective in objectives):
+    elif parallel.size == 1:
         weights.load_into(cast(LanguageModule, module), start)
         weights = None
     model = objectives[0].models_to_save(module)[""]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import torch
 
 from trivium.errors import shorten
 from trivium.messages import translated
@@ -31,7 +30,6 @@ class RunEvaluation:
 
     Args:
         log: the progress line.
-        device: the device of this process.
         validation: computes the metrics on labelled validation examples.
         streams: the batch streams of the data sources that have validation data.
         kept: the saved best weights of the run.
@@ -40,7 +38,6 @@ class RunEvaluation:
     """
 
     log: ProgressLine
-    device: torch.device
     validation: ValidationMetrics
     streams: Sequence[BatchStream]
     kept: KeptWeights
@@ -50,7 +47,7 @@ class RunEvaluation:
         """Evaluate the model, and save the weights if they are the best so far.
 
         All processes must call this method. Returns the log record: the validation losses, and on
-        rank 0 also the metrics. Only rank 0 updates the best score in `state`.
+        rank 0 also the metrics.
         """
         self.log.update(translated("progress.evaluating"))
         measured, kept = self.validation, self.kept
@@ -62,18 +59,29 @@ class RunEvaluation:
             and kept.keeps_lowest_loss(repeats_data=trainer.repeats_data(state.step - 1))
         )
         shows_samples = trainer.recipe.train.samples
-        if measured.sources or self.callbacks_read or by_loss or shows_samples:
-            on_device = measured.sources or shows_samples
-            kept.model.gather(self.device if on_device else torch.device("cpu"))
-        if by_loss and trainer.parallel.is_main:
+        if by_loss:
             kept.save_if_best(-record["valid_loss"])
-        if shows_samples and not measured.sources and trainer.parallel.is_main:
-            self._show_samples(state.step, generate_samples(measured.corpus, kept.model.lm))
-            kept.model.move_to_host()
-        if not measured.sources or not measured.predicts_here:
-            return record
-        metrics = measured.evaluate(kept.model.lm, measured.limit)
-        if not trainer.parallel.is_main:
+        if measured.sources:
+            record = self._measure(record, state, shows_samples=shows_samples)
+        elif shows_samples:
+            excerpts = [*measured.corpus.iter_excerpts()]
+            samples = kept.model.map(partial(generate_samples, kept.model.lm), excerpts)
+            self._show_samples(state.step, samples)
+        if self.callbacks_read:
+            kept.model.gather(on_host=True)
+        return record
+
+    def _measure(
+        self, record: dict[str, Any], state: TrainState, *, shows_samples: bool
+    ) -> dict[str, Any]:
+        """Compute the metrics on labelled examples, and save the weights if they are the best.
+
+        Returns the log record, to which the metrics are added on rank 0.
+        """
+        measured, kept = self.validation, self.kept
+        metrics = measured.evaluate(measured.limit)
+        if not kept.model.parallel.is_main:
+            kept.save_if_best(math.nan)  # rank 0 has the score
             return record
         for name, one in metrics.items():
             prefix = f"valid_{name}/" if name else "valid_"
@@ -87,14 +95,16 @@ class RunEvaluation:
             self._set_metric(f"{name}/{first.main}" if name else first.main, first)
         loss_score = -record.get("valid_loss", math.nan)
         kept.save_if_best(first.score if kept.metric else loss_score)
-        kept.model.move_to_host()
         return record
 
     def _show_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Print outputs of the model at a step, and append them to `samples.jsonl`.
 
-        `samples` are prompts with outputs, or validation examples with predictions.
+        `samples` are prompts with outputs, or validation examples with predictions. Only rank 0
+        prints and writes.
         """
+        if not self.kept.model.parallel.is_main:
+            return
         self.kept.run.append_samples({"step": step, "samples": samples})
         for one in samples:
             shown = " | ".join(f"{name}: {shorten(str(value), 200)}" for name, value in one.items())

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from trivium.language_model import LanguageModel
-from trivium.workflows.corpus import Corpus
+from trivium.objectives import Objective
 
 
-def generate_samples(corpus: Corpus, lm: LanguageModel) -> list[dict[str, str]]:
+def generate_samples(
+    lm: LanguageModel, excerpts: Sequence[tuple[Objective, str]]
+) -> list[dict[str, str]]:
     """Generate sample outputs. The prompts are the beginnings of validation documents.
 
-    Returns one dict per sample with the keys prompt and output. The list is empty for objectives
-    without samples (`Objective.generate_sample`) and for labelled examples.
+    `excerpts` are pairs of an objective and a validation text (`Corpus.iter_excerpts`). Returns one
+    dict per sample with the keys prompt and output. Objectives without samples
+    (`Objective.generate_sample`) have none.
     """
     samples = []
     lm.module.eval()
-    for objective, text in corpus.iter_excerpts():
+    for objective, text in excerpts:
         with warnings.catch_warnings(action="ignore"):  # rows may be shorter than a prompt
             sample = objective.generate_sample(lm, text)
         if sample is not None:

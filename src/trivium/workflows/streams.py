@@ -32,8 +32,8 @@ from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
-# The maximum number of examples that are encoded at a time without and with the model.
-_EXAMPLES_AT_ONCE, _FORWARDED_AT_ONCE = 1 << 14, 1 << 8
+# The maximum number of examples that are encoded at a time.
+_EXAMPLES_AT_ONCE = 1 << 14
 # Added to the seed to derive a new row order, for phases with a different row length.
 _ORDER = 1 << 21
 
@@ -126,12 +126,10 @@ def _split_into_chunks(source: ExampleSource, split: str) -> Sequence[slice]:
     """Split the examples of a split into chunks of similar size, which are encoded one at a time.
 
     Token ids as Python integers take ten times the memory of those in files. The chunks do not
-    depend on the number of processes. They are small if the model takes part, so that all processes
-    get an equal share.
+    depend on the number of processes.
     """
-    size = _FORWARDED_AT_ONCE if source.objective.encodes_with_model else _EXAMPLES_AT_ONCE
     total = len(source.select(split))
-    count = math.ceil(total / size)
+    count = math.ceil(total / _EXAMPLES_AT_ONCE)
     ends = [total * number // count for number in range(count + 1)]
     return [slice(*pair) for pair in itertools.pairwise(ends)]
 
@@ -158,12 +156,11 @@ def _encode_or_open(
 ) -> EncodedExamples:
     """Open the encoded examples of a split in the cache. If there are none, encode them.
 
-    The processes share the work: each one encodes a part of the examples. Without a cache, or if
-    `encode` uses the weights of the model, the encoded examples are stored in `folder`, a folder of
-    the run.
+    The processes share the work: each one encodes a part of the examples. Without a cache, the
+    encoded examples are stored in `folder`, a folder of the run.
     """
     entry = None
-    if source.table.cache is not None and not source.objective.encodes_with_model:
+    if source.table.cache is not None:
         entry = CacheEntry(source.table.cache, "encoded", *_encoding_keys(source, split, lm))
         with parallel.main_process_first():
             is_missing = not entry.is_valid()

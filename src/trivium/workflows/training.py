@@ -377,9 +377,8 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, parallel: Par
     """
     if parallel.size > 1 or recipe.model.quantize is not None:
         device = torch.device("cpu")
-    is_whole = recipe.parallel.data == "ddp" or any(
-        one.encodes_with_model or not one.builds_single_model for one in recipe.objectives
-    )
+    is_single = all(one.builds_single_model for one in recipe.objectives)
+    is_whole = recipe.parallel.data == "ddp" or not is_single
     num_copies = parallel.local_size if is_whole else 1
     needed, free = 4 * num_parameters(spec) * num_copies, hardware.available_memory(device)
     if needed > free:

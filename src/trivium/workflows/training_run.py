@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from trivium.data.encoded import EncodedExamples
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
 from trivium.files import write_file
 from trivium.messages import translated
 from trivium.model_folder import checkpoints, write_without_weights
+from trivium.objectives.policy import PolicyGradient
+from trivium.objectives.preference import ReferenceObjective
 from trivium.plan.forecast import print_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
@@ -32,6 +35,7 @@ from trivium.train.remote_run import UploadRun
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_warnings import RunHistory, RunWarnings
+from trivium.train.starting_weights import StartingWeights
 from trivium.train.terminal_log import TerminalLog
 from trivium.train.trackers import MetricsFile, TensorBoard
 from trivium.train.trainer import Trainer, TrainState, TrainStep
@@ -87,7 +91,7 @@ def train_run(
     recipe = defaults.complete(setup.recipe, lm.spec, num_examples=num_examples)
     arithmetic = _choose_precision_and_threads(context, recipe, module, before)
     precision = arithmetic.precision
-    batches = _build_batches(context, recipe, corpus, setup, precision)
+    batches = _build_batches(context, recipe, corpus, setup)
     memory = fit_memory(
         reuse_micro_batch_size(recipe, before, parallel) if resume else recipe,
         module,
@@ -102,11 +106,8 @@ def train_run(
     is_sharded = parallel.size > 1 and memory.data == "fsdp"
     if is_sharded:
         _check_sharding_support(recipe)
-    validation = ValidationMetrics(corpus, recipe, precision, parallel, is_sharded=is_sharded)
-    validation.set_eval_limit(lm, before.get("eval_limit"))
-    model = WholeModel(
-        module, lm, recipe.objectives[0].models_to_save, parallel, is_sharded=is_sharded
-    )
+    models_to_save = recipe.objectives[0].models_to_save
+    model = WholeModel(module, lm, models_to_save, parallel, device, is_sharded=is_sharded)
     train_step = parallelize_step(
         TrainStep(module),
         parallel,
@@ -116,7 +117,11 @@ def train_run(
         has_unused=len(recipe.objectives) > 1 or lm.spec.has_optional_weights,
         weights=setup.weights,
     )
+    with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
+        _prepare_references(context, model, batches, setup.weights)
     setup.weights = None  # and with them the weights of the base model
+    validation = ValidationMetrics(corpus, recipe, precision, model)
+    validation.set_eval_limit(before.get("eval_limit"))
     optimizers = recipe.optimizer.build(module, precision)
     unfrozen = recipe.train.gradual_unfreezing
     carried = create_carried_state(module, batches.phases[-1].streams[0])
@@ -162,8 +167,7 @@ def train_run(
             parallel=parallel,
             earlier=batches.phases[:-1],
             continues=batches.phases[-1].continues,
-            lm=lm,
-            module=module,
+            model=model,
             precision=precision,
         ),
         optimizers,
@@ -173,7 +177,7 @@ def train_run(
         parallel,
         carried=carried,
         unfreezing=None if unfrozen is None else GradualUnfreezing(module, unfrozen),
-        measure=RunEvaluation(log, device, validation, batches.validation, kept, reads_model),
+        measure=RunEvaluation(log, validation, batches.validation, kept, reads_model),
         lm=lm,
         checkpoints=run.checkpoints,
     )
@@ -190,12 +194,8 @@ def train_run(
         trainer.callbacks = _build_callbacks(context, trainer, metadata, save, kept, table)
     trainer.train(state)
     parallel.barrier()  # the last checkpoint is complete
-    [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # known to rank 0 only
     for optimizer in optimizers:
         optimizer.state.clear()
-    model.gather(device)
-    if not validation.predicts_here:
-        return None
     finished = FinishedRun(run, log, recipe, corpus, kept, validation)
     finished.evaluate_and_write(state)
     return finished if parallel.is_main else None
@@ -236,25 +236,41 @@ def _choose_precision_and_threads(
 
 
 def _build_batches(
-    context: RunContext, recipe: Recipe, corpus: Corpus, setup: ModelSetup, precision: torch.dtype
+    context: RunContext, recipe: Recipe, corpus: Corpus, setup: ModelSetup
 ) -> _Batches:
     """Build the training and validation batches of all data sources.
 
     If no example is truncated, this also adapts the model's maximum length to the longest example.
     """
-    # Labels that the model itself computes get the precision of training.
-    enabled = precision is not torch.float32
-    with torch.autocast(context.device.type, precision, enabled=enabled):
-        streams, validation = (
-            build_streams(recipe, corpus, setup, split, context.run.examples, context.parallel)
-            for split in (TRAIN, VALIDATION)
-        )
+    streams, validation = (
+        build_streams(recipe, corpus, setup, split, context.run.examples, context.parallel)
+        for split in (TRAIN, VALIDATION)
+    )
     validation = [one for one in validation if not one.objective.rolls_out]
     corpus.free_examples()
     lengths = [one.longest for one in (*streams, *validation) if one.objective.labelled]
     setup.fit_context_length(corpus, max(lengths, default=0))
     phases = build_phases(recipe, streams, corpus, setup)
     return _Batches(phases, validation, compute_probabilities(recipe, phases[-1].streams))
+
+
+def _prepare_references(
+    context: RunContext, model: WholeModel, batches: _Batches, weights: StartingWeights | None
+) -> None:
+    """Prepare the reference models of a run, or compute what the losses need of them.
+
+    This happens before the first step, and before a checkpoint is loaded, so that the reference is
+    the model at the start of the run. All processes must call this function. `weights` are the
+    starting weights; None if reference models have been copied with their weights.
+    """
+    streams = [*batches.phases[-1].streams, *batches.validation]
+    for stream in streams:
+        if isinstance(stream.objective, PolicyGradient) and stream.objective.reference is not None:
+            model.add_frozen(stream.objective.reference, weights)
+        if isinstance(stream.objective, ReferenceObjective):
+            assert isinstance(stream.data, EncodedExamples)
+            context.log.update(translated("progress.reference"))
+            stream.objective.add_references(stream.data, model.lm, model.map)
 
 
 def _enable_fast_kernels(context: RunContext, recipe: Recipe, module: Any) -> None:
@@ -304,18 +320,12 @@ def _build_callbacks(
 
 
 def _check_sharding_support(recipe: Recipe) -> None:
-    """Raise RecipeError if the optimizer or an objective does not support sharded weights."""
+    """Raise RecipeError if the optimizer does not support sharded weights."""
     if not recipe.optimizer.supports_sharding:
         raise RecipeError(
             f'optimizer.kind = "{recipe.optimizer.kind}" needs whole weights in every process: set '
             'parallel.data = "ddp", or another optimizer.kind.'
         )
-    for objective in recipe.objectives:
-        if objective.rolls_out:
-            raise RecipeError(
-                f'objective.kind = "{objective.kind}" needs a whole model in every process: set '
-                'parallel.data = "ddp", without replicas, or, to save memory, adapter.rank = 8.'
-            )
 
 
 def _write_run_files(
