@@ -18,11 +18,13 @@ from labelled_tasks import KINDS, record, write_records
 
 from trivium.data.data_cache import UNUSED_DAYS
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
-from trivium.data.stored_examples import ExampleWriter, SelectedExamples, StoredExamples
+from trivium.data.stored_examples import ExampleWriter, SelectedExamples, StoredExamples, read_field
 from trivium.errors import DataError
+from trivium.interop.settings import Settings
 from trivium.objectives import LabelledObjective
-from trivium.objectives.classification import LabelledText
+from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.example_split import find_validation, read_examples, read_table
+from trivium.presets import presets
 
 
 def task(kind: str, **keys: Any) -> LabelledObjective:
@@ -100,9 +102,37 @@ def test_examples_of_several_blocks_come_back_in_any_order(tmp_path):
     assert [*some] == [examples[7], examples[900], examples[8]]
     assert some[1:] == [examples[900], examples[8]]
     assert [*some.select(np.array([True, False, True]))] == [examples[7], examples[8]]
+    for kind in (examples, stored):
+        assert [*read_field(kind, "text")] == [one.text for one in examples]
+    assert [*read_field(SelectedExamples(stored, np.array([7, 8])), "label")] == [("a", "b")] * 2
     with ExampleWriter(tmp_path, LabelledText):
         pass
     assert [*StoredExamples(tmp_path, LabelledText, 0)] == []
+
+
+def test_what_a_run_learns_from_labels_does_not_parse_all_texts(tmp_path, monkeypatch):
+    examples = [LabelledText(f"text {n}", None, "abc"[n % 3], f"x, line {n}") for n in range(1000)]
+    with ExampleWriter(tmp_path, LabelledText) as writer:
+        for one in examples:
+            writer.append(one)
+    stored, read = StoredExamples(tmp_path, LabelledText, len(examples)), list[str]()
+    original = StoredExamples._read_column
+
+    def note(self, number, name):
+        read.append(name)
+        return original(self, number, name)
+
+    monkeypatch.setattr(StoredExamples, "_read_column", note)
+    labelled = SelectedExamples(stored, np.arange(len(examples)))
+    spec, objective = presets["bert-tiny"], TextClassification(class_weights="balanced")
+    results = []
+    for kind in (labelled, examples):
+        one = objective.adapt_to_model(Settings(), kind).infer_keys(spec, kind)
+        settings = one.with_label_statistics(one.add_settings(Settings(), kind), kind)
+        results.append((one.with_labels(settings.labels, kind), settings, one.label_names(kind)))
+    assert results[0] == results[1]
+    assert read.count("label") > 4  # of four blocks, in several passes
+    assert read.count("text") == 1
 
 
 def entries(cache: Path) -> list[Path]:

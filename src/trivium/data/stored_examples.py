@@ -1,12 +1,17 @@
 """Labelled examples in a file, which all processes map instead of keeping the examples in memory.
 
-`examples.json` contains blocks of `_BLOCK` examples, each a JSON array. `blocks.npy` contains the
-byte offset of every block, int64 [blocks + 1]. A block is decoded when one of its examples is read.
+`examples.json` contains blocks of `_BLOCK` examples. A block has one JSON array per field of the
+examples, so that a single field of all examples, such as the label, can be read quickly.
+`blocks.npy` contains the byte offsets of these arrays, int64 [blocks * fields + 1]. A block is
+decoded when one of its examples is read.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import mmap
+import typing
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +36,7 @@ class ExampleWriter:
     """
 
     def __init__(self, folder: Path, example_type: type) -> None:
-        self._adapter = _make_adapter(example_type)
+        self._adapters = _make_adapters(example_type)
         self._folder, self._block = folder, list[Any]()
         self._file = (folder / _EXAMPLES_FILE).open("wb")
         self._offsets = array("q", [0])
@@ -44,8 +49,9 @@ class ExampleWriter:
 
     def _write_block(self) -> None:
         """Write the examples that have been collected since the last block."""
-        size = self._file.write(self._adapter.dump_json(self._block))
-        self._offsets.append(self._offsets[-1] + size)
+        for name, adapter in self._adapters.items():
+            column = adapter.dump_json([getattr(one, name) for one in self._block])
+            self._offsets.append(self._offsets[-1] + self._file.write(column))
         self._block = []
 
     def __enter__(self) -> Self:
@@ -71,7 +77,9 @@ class StoredExamples(Sequence[Any]):
     """
 
     def __init__(self, folder: Path, example_type: type, length: int) -> None:
-        self._adapter, self._length = _make_adapter(example_type), length
+        self._type, self._length = example_type, length
+        self._adapters = _make_adapters(example_type)
+        self._fields = {name: place for place, name in enumerate(self._adapters)}
         self._offsets = np.load(folder / _OFFSETS_FILE, mmap_mode="r")
         self._bytes: Any = b""
         if length:
@@ -93,10 +101,22 @@ class StoredExamples(Sequence[Any]):
             raise IndexError(f"example {index} of {self._length}")
         number, place = divmod(index % self._length, _BLOCK)
         if number != self._number:
-            start, stop = self._offsets[number : number + 2].tolist()
-            self._block = self._adapter.validate_json(self._bytes[start:stop])
+            columns = [self._read_column(number, name) for name in self._fields]
+            rows = zip(*columns, strict=True)
+            self._block = [self._type(**dict(zip(self._fields, row))) for row in rows]
             self._number = number
         return self._block[place]
+
+    def read_field(self, name: str) -> Iterator[Any]:
+        """Yield the value of a field of every example, without reading the other fields."""
+        for number in range(-(-self._length // _BLOCK)):
+            yield from self._read_column(number, name)
+
+    def _read_column(self, number: int, name: str) -> list[Any]:
+        """Return the values of a field of the examples in the block with the index `number`."""
+        first = number * len(self._fields) + self._fields[name]
+        start, stop = self._offsets[first : first + 2].tolist()
+        return self._adapters[name].validate_json(self._bytes[start:stop])
 
 
 class SelectedExamples(Sequence[Any]):
@@ -135,6 +155,22 @@ class SelectedExamples(Sequence[Any]):
         return SelectedExamples(self.examples, self.indices[positions])
 
 
-def _make_adapter(example_type: type) -> TypeAdapter[list[Any]]:
-    """Return the adapter that converts a list of examples to JSON and back."""
-    return TypeAdapter(list[example_type])  # type: ignore[valid-type]
+def read_field(examples: Sequence[Any], name: str) -> Iterator[Any]:
+    """Yield the value of a field of every example.
+
+    If the examples are in a file, their other fields are not read.
+    """
+    if isinstance(examples, StoredExamples):
+        return examples.read_field(name)
+    if isinstance(examples, SelectedExamples) and isinstance(examples.examples, StoredExamples):
+        selected = np.zeros(len(examples.examples), dtype=bool)
+        selected[examples.indices] = True
+        return itertools.compress(examples.examples.read_field(name), selected)
+    return (getattr(one, name) for one in examples)
+
+
+def _make_adapters(example_type: type) -> dict[str, TypeAdapter[list[Any]]]:
+    """Return adapters that convert a list of values of each field to JSON and back, by field."""
+    types = typing.get_type_hints(example_type)
+    names = [field.name for field in dataclasses.fields(example_type)]
+    return {name: TypeAdapter(list[types[name]]) for name in names}  # type: ignore[valid-type]

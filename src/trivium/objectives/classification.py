@@ -27,6 +27,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
 from trivium.data.schema import Fields, Slot
 from trivium.data.sources import file_format, walk_files
+from trivium.data.stored_examples import read_field
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
 from trivium.inference.classify import Classification, label_count
@@ -268,7 +269,7 @@ class TextClassification(SingleStackTask):
         if kind == "classes" or infer_label_kind(examples) != "classes":
             return self
         multi_label = self.replace(label_kind="multi-label")
-        fits = all(_parse_number(one.label) is not None for one in examples)
+        fits = all(_parse_number(label) is not None for label in _find_labels(examples))
         if kind == "multi-label":
             fits = not {*multi_label.label_names(examples)}.isdisjoint(known)
         return self.replace(label_kind=kind) if fits else self
@@ -282,7 +283,8 @@ class TextClassification(SingleStackTask):
         """
         weights = self.class_weights
         if weights == "balanced":
-            counts = Counter(one.label for one in examples if isinstance(one.label, str))
+            labels_of_all = read_field(examples, "label")
+            counts = Counter(label for label in labels_of_all if isinstance(label, str))
             mean = len(examples) / len(counts)
             weights = tuple(mean / counts[name] if counts[name] else 1.0 for name in labels)
         if isinstance(weights, tuple) and len(weights) != len(labels):
@@ -310,7 +312,8 @@ class TextClassification(SingleStackTask):
         kind = self.label_kind or infer_label_kind(examples)
         if kind == "regression":
             return ("value",)
-        return sort_naturally(name for one in examples for name in self._split_labels(one, kind))
+        firsts = (examples[index] for index in _find_labels(examples).values())
+        return sort_naturally(name for one in firsts for name in self._split_labels(one, kind))
 
     def supports_class_weights(self, examples: Sequence[LabelledText]) -> bool:
         """Return whether the labels are classes (one per text), as `class_weights` requires."""
@@ -348,7 +351,7 @@ class TextClassification(SingleStackTask):
                 f"them with {field_option('text')} {field_option('label')}. Numbers are predicted "
                 "with --set objective.label_kind=regression."
             )
-        are_pairs = {one.pair is not None for one in examples}
+        are_pairs = {pair is not None for pair in read_field(examples, "pair")}
         options = {
             "prefix": self.prefix,
             "label_separator": self.label_separator,
@@ -567,6 +570,15 @@ class TextClassification(SingleStackTask):
         return array
 
 
+def _find_labels(examples: Sequence[LabelledText]) -> dict[str | tuple[str, ...], int]:
+    """Return the distinct labels, each with the index of the first example that has it."""
+    indices: dict[str | tuple[str, ...], int] = {}
+    for index, label in enumerate(read_field(examples, "label")):
+        if label not in indices:
+            indices[label] = index
+    return indices
+
+
 def _count_texts(examples: Sequence[LabelledText], limit: int) -> int:
     """Return the number of different texts, counted only up to `limit`."""
     texts = set[str]()
@@ -614,9 +626,7 @@ def infer_label_kind(examples: Sequence[LabelledText]) -> LabelKind:
     """
     if not examples:
         raise DataError("there is no labelled example.")
-    places: dict[str | tuple[str, ...], str] = {}  # of the first example with each label
-    for one in examples:
-        places.setdefault(one.label, one.where)
+    places = {label: examples[index].where for label, index in _find_labels(examples).items()}
     lists = [label for label in places if isinstance(label, tuple)]
     if lists:
         other = next((label for label in places if not isinstance(label, tuple)), None)
