@@ -24,20 +24,25 @@ from trivium.spec import AttentionRNNSpec, LatentAttention, TransformerSpec
 from trivium.train.memory import Layout
 from trivium.train.recipe_loading import load_recipe
 
-# Model, GPUs, tokens of a step and tokens/s of each GPU, an A100 of 80 GB. LLaMA: Touvron et al.
-# 2023, section 2.4 (65B) and table 15; Llama 2: its table 2; both are tokens by GPU-hours. OPT:
-# Zhang et al. 2022, section 2.4 (147 TFLOP/s). Llama 3: docs/performance.md of pytorch/torchtitan.
-PUBLISHED = {
-    "llama-7b": (1024, 4e6, 1e12 / 82_432 / 3600),
-    "llama-13b": (1024, 4e6, 1e12 / 135_168 / 3600),
-    "llama-33b": (2048, 4e6, 1.4e12 / 530_432 / 3600),
-    "llama-65b": (2048, 4e6, 380),
-    "llama2-7b": (1024, 4e6, 2e12 / 184_320 / 3600),
-    "llama2-70b": (2048, 4e6, 2e12 / 1_720_320 / 3600),
-    "llama3-8b": (64, 64 * 8192, 2973),
-    "llama3-70b": (64, 64 * 8192, 331),
-    "opt-175b": (992, 2e6, 147e12 / 1.06e12),
-}
+# Model, GPUs, tokens of a step and tokens/s of each GPU. LLaMA: Touvron et al. 2023, section 2.4
+# (65B) and table 15; Llama 2: its table 2; both are tokens by GPU-hours. OPT: Zhang et al. 2022,
+# section 2.4 (147 TFLOP/s). Llama 3: docs/performance.md of pytorch/torchtitan. On H100: MPT models
+# of these sizes, scripts/train/benchmarking/README.md of mosaicml/llm-foundry.
+PUBLISHED = [
+    ("llama-7b", 1024, "a100-80g", 4e6, 1e12 / 82_432 / 3600),
+    ("llama-13b", 1024, "a100-80g", 4e6, 1e12 / 135_168 / 3600),
+    ("llama-33b", 2048, "a100-80g", 4e6, 1.4e12 / 530_432 / 3600),
+    ("llama-65b", 2048, "a100-80g", 4e6, 380),
+    ("llama2-7b", 1024, "a100-80g", 4e6, 2e12 / 184_320 / 3600),
+    ("llama2-70b", 2048, "a100-80g", 4e6, 2e12 / 1_720_320 / 3600),
+    ("llama3-8b", 64, "a100-80g", 64 * 8192, 2973),
+    ("llama3-70b", 64, "a100-80g", 64 * 8192, 331),
+    ("opt-175b", 992, "a100-80g", 2e6, 147e12 / 1.06e12),
+    ("gpt3-6.7b", 256, "h100", 3_145_728, 10_119),
+    ("gpt3-6.7b", 512, "h100", 6_291_456, 9670),
+    ("gpt3-13b", 512, "h100", 16_777_216, 4952),
+    ("llama-65b", 512, "h100", 8_388_608, 1007),
+]
 
 
 def planned(capsys, *arguments: str) -> dict:
@@ -63,11 +68,11 @@ def test_gpt3_takes_the_published_flops(capsys):
     assert plan["flops"] == pytest.approx(3.14e23, rel=0.02)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_predicted_rates_are_near_the_published_ones(name):
-    preset, (gpus, batch_tokens, published) = catalogue[name], PUBLISHED[name]
+@pytest.mark.parametrize(("name", "gpus", "gpu", "batch_tokens", "published"), PUBLISHED)
+def test_predicted_rates_are_near_the_published_ones(name, gpus, gpu, batch_tokens, published):
+    preset = catalogue[name]
     length = min(preset.context or 0, 8192)
-    work = Workload(preset.spec, length, batch_tokens, GPUS["a100-80g"], gpus)
+    work = Workload(preset.spec, length, batch_tokens, GPUS[gpu], gpus)
     rate = plan_training(name, work, 1e12).tokens_per_second_per_gpu
     assert rate == pytest.approx(published, rel=0.25)
 
