@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from run_settings import quiet, settings
 
+from trivium.files import HashedFile
 from trivium.objectives import preference
 from trivium.objectives.classification import TextClassification
 from trivium.plan import forecast
@@ -45,6 +47,8 @@ def train(jobs: list[dict[str, Any]]) -> None:
             note_sizes(preference, "compute_pair_log_probabilities", Path(folder))
         if not arguments.pop("keeps_blocks", True):  # as in processes with little memory
             whole_model._KEPT_FRACTION = 0.0
+        if (step := arguments.pop("slow_disk", None)) is not None:
+            slow_the_disk(step, is_killed=os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
         if killed is not None and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             kill_in_step(*killed)
         getattr(training, arguments.pop("command"))(**arguments, console=quiet())
@@ -60,6 +64,23 @@ def kill_in_step(rank: str, step: int) -> None:
         return original(of, batch, number)
 
     trainer.forward_backward = killed
+
+
+def slow_the_disk(step: int, *, is_killed: bool) -> None:
+    """Let a disk take little at a time, slowly.
+
+    If `is_killed`, the second process is killed halfway through its part of the checkpoint `step`.
+    """
+    write = HashedFile.write
+
+    def write_slowly(file: HashedFile, data: Any) -> int:
+        is_last = is_killed and f"step-{step:08}" in str(file.name) and os.environ["RANK"] == "1"
+        if is_last and file.tell():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+        return write(file, memoryview(data)[: 1 << 16])
+
+    HashedFile.write = write_slowly  # type: ignore[method-assign]
 
 
 def note_sizes(owner: Any, name: str, folder: Path) -> None:

@@ -393,6 +393,18 @@ def test_a_run_whose_worker_is_killed_is_restarted_and_finishes(text, tmp_path, 
     assert_same_curve(tmp_path / "b", tmp_path / "a")
 
 
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_a_slow_disk_writes_goes_on_from_the_checkpoint_before(
+    text, tmp_path
+):
+    """One process has written half of its part of the checkpoint of step 4."""
+    pretrain("gpt2-tiny", data=text, out=tmp_path / "a", changes=small(), console=quiet())
+    job = {"recipe": "gpt2-tiny", "data": text, "out": tmp_path / "b", "changes": small(**FSDP)}
+    run_processes(2, [{**job, "slow_disk": 4}], "--max-restarts", "1")
+    assert_same_curve(tmp_path / "b", tmp_path / "a")
+    assert RunFolder(tmp_path / "b").read_metadata()["resumed"] == [2]
+
+
 def test_processes_that_cannot_be_divided_are_refused(text, tmp_path):
     with pytest.raises(RecipeError, match=r"parallel.tensor = 2 does not divide 1 process"):
         pretrain(
