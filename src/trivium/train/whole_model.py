@@ -115,8 +115,8 @@ class WholeModel:
             self.whole.load_state_dict(weights, assign=True)
             size = sum(weight.nbytes for weight in weights.values())
             fits = size < _KEPT_FRACTION * hardware.available_memory(self.device)
-            if fits and not on_host:
-                self.whole.to(self.device)
+            # Buffers may be on the GPU since the last `map`.
+            self.whole.to(self.device if fits and not on_host else "cpu")
 
 
 class _BlockGathering:
