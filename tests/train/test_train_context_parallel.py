@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import traceback
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from process_groups import joined_processes
 from small_models import ALL_SPECS, SPECS, random_ids, random_model
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -98,19 +98,14 @@ def run(size: int, folder: Path, cases: list[Case]) -> None:
 
 
 def work(rank: int, size: int, folder: str, cases: list[Case]) -> None:
-    torch.set_num_threads(1)
-    rendezvous, timeout = f"file://{folder}/rendezvous", timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=timeout
-    )
-    mesh = init_device_mesh("cpu", (size,))
-    for case in cases:
-        try:
-            assert_same_gradients(case, mesh)
-            assert_activations_are_divided(case, mesh)
-        except Exception:  # the message of an assertion does not say which model
-            raise AssertionError(f"{case}\n{traceback.format_exc()}") from None
-    dist.destroy_process_group()
+    with joined_processes(rank, size, folder):
+        mesh = init_device_mesh("cpu", (size,))
+        for case in cases:
+            try:
+                assert_same_gradients(case, mesh)
+                assert_activations_are_divided(case, mesh)
+            except Exception:  # the message of an assertion does not say which model
+                raise AssertionError(f"{case}\n{traceback.format_exc()}") from None
 
 
 def assert_same_gradients(case: Case, mesh: DeviceMesh) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from process_groups import joined_processes
 from small_models import ALL_SPECS, SPECS
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -81,33 +80,28 @@ def test_no_process_holds_the_whole_model(tmp_path: Path) -> None:
 
 
 def work(rank: int, size: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    rendezvous, timeout = f"file://{folder}/rendezvous", timedelta(seconds=200)
-    dist.init_process_group(
-        "gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=timeout
-    )
-    described = presets["llama-tiny"].replace(vocab_size=301)
-    described = described.replace(decoder=described.decoder.replace(num_layers=12))
-    whole = build(described, seed=5)
-    bytes_of_model = sum(weight.nbytes for weight in whole.parameters())
-    bytes_of_layer = sum(weight.nbytes for weight in next(whole.blocks).parameters())
-    for tensor in (1, 2):
-        shape = 1, size // tensor, tensor
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "shard", "tensor"))
-        parallel = Parallel(rank, size, size, mesh, mesh["replica", "shard"]._flatten("data"))
-        module = build(described, device="meta")
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            step: nn.Module = parallelize_step(
-                TrainStep(module),
-                parallel,
-                ParallelConfig(data="fsdp", tensor=tensor),
-                precision=torch.float32,
-                device=CPU,
-                weights=StartingWeights(described, 5, NO_TOKENIZER),
-            )
-        assert isinstance(next(step.parameters()), DTensor)
-        # Weights of a layer, their random numbers, and the shards of one of them.
-        assert peak(profiler) < bytes_of_model / 2 + 3 * bytes_of_layer < bytes_of_model
-        for name, weight in module.state_dict().items():
-            assert torch.equal(weight.full_tensor(), whole.state_dict()[name]), name
-    dist.destroy_process_group()
+    with joined_processes(rank, size, folder):
+        described = presets["llama-tiny"].replace(vocab_size=301)
+        described = described.replace(decoder=described.decoder.replace(num_layers=12))
+        whole = build(described, seed=5)
+        bytes_of_model = sum(weight.nbytes for weight in whole.parameters())
+        bytes_of_layer = sum(weight.nbytes for weight in next(whole.blocks).parameters())
+        for tensor in (1, 2):
+            shape = 1, size // tensor, tensor
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "shard", "tensor"))
+            parallel = Parallel(rank, size, size, mesh, mesh["replica", "shard"]._flatten("data"))
+            module = build(described, device="meta")
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                step: nn.Module = parallelize_step(
+                    TrainStep(module),
+                    parallel,
+                    ParallelConfig(data="fsdp", tensor=tensor),
+                    precision=torch.float32,
+                    device=CPU,
+                    weights=StartingWeights(described, 5, NO_TOKENIZER),
+                )
+            assert isinstance(next(step.parameters()), DTensor)
+            # Weights of a layer, their random numbers, and the shards of one of them.
+            assert peak(profiler) < bytes_of_model / 2 + 3 * bytes_of_layer < bytes_of_model
+            for name, weight in module.state_dict().items():
+                assert torch.equal(weight.full_tensor(), whole.state_dict()[name]), name

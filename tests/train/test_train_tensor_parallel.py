@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import traceback
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from process_groups import joined_processes
 from small_models import ALL_SPECS, SPECS, inputs_for, random_ids, random_model, small_model
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -101,20 +101,15 @@ def run(size: int, folder: Path, cases: list[Case], data_parallel: int = 1) -> N
 
 
 def work(rank: int, size: int, folder: str, cases: list[Case], data_parallel: int) -> None:
-    torch.set_num_threads(1)
-    rendezvous, timeout = f"file://{folder}/rendezvous", timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=rendezvous, rank=rank, world_size=size, timeout=timeout
-    )
-    shape = data_parallel, size // data_parallel
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
-    for case in cases:
-        try:
-            assert_same_gradients(case, mesh)
-            assert_dropout_agrees(case, mesh)
-        except Exception:  # the message of an assertion does not say which model
-            raise AssertionError(f"{case}\n{traceback.format_exc()}") from None
-    dist.destroy_process_group()
+    with joined_processes(rank, size, folder):
+        shape = data_parallel, size // data_parallel
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        for case in cases:
+            try:
+                assert_same_gradients(case, mesh)
+                assert_dropout_agrees(case, mesh)
+            except Exception:  # the message of an assertion does not say which model
+                raise AssertionError(f"{case}\n{traceback.format_exc()}") from None
 
 
 def assert_same_gradients(case: Case, mesh: DeviceMesh) -> None:
