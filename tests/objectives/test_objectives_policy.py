@@ -178,6 +178,7 @@ def test_values_and_advantages_of_tokens():
         "heads.tagger.classifier.weight", "heads.tagger.classifier.bias",
     }  # fmt: skip
     policy.load_state_dict(plain.module.state_dict())
+    module.load_state_dict(objective.initial_values(module), strict=False)
     assert not any(weight.any() for weight in module.heads["tagger"].parameters())
     torch.manual_seed(1)
     lm = LanguageModel(plain.spec, policy, plain.tokenizer)
@@ -233,11 +234,13 @@ def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypat
     run, whole = tmp_path / "run", tmp_path / "whole"
     keys = {"model": "gpt2-tiny", "data": data, "changes": changes, "console": quiet()}
     finished = finetune("policy", out=whole, **keys)
-    draw = PolicyGradient.rollout
+    draw, has_values = PolicyGradient.rollout, []
 
     def stopped(*arguments):  # Ctrl-C in every step
         os.kill(os.getpid(), signal.SIGTERM)
-        return draw(*arguments)
+        batch = draw(*arguments)
+        has_values.append(bool(batch.values.any()))
+        return batch
 
     monkeypatch.setattr(PolicyGradient, "rollout", stopped)
     for step in range(1, 4):
@@ -245,6 +248,7 @@ def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypat
             finetune("policy", out=run, resume="auto", **keys)
     resumed = finetune("policy", out=run, resume="auto", **keys)
     assert_equal_runs(resumed, finished)
+    assert (has_values[0], has_values[-1]) == (False, True)  # the value head starts at 0
     logged = [one for one in finished.read_metrics() if "train_loss" in one]
     names = {
         "reward",

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trivium.choice import Choice
 from trivium.config import Config
@@ -189,6 +189,10 @@ class Objective(Choice, Config, ABC):
         The key "" is the run folder itself.
         """
         return {"": module}  # type: ignore[dict-item]
+
+    def initial_values(self, module: LanguageModule) -> dict[str, Tensor]:
+        """Return the weights of a module that do not start at random, by name. By default, none."""
+        return {}
 
     def untie_weights(self, module: nn.Module) -> None:
         """Give each model in `module` its own copy of shared weights, for loading or saving.

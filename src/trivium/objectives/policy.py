@@ -219,18 +219,21 @@ class PolicyGradient(Alignment):
             )
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Build the model. With PPO, it includes a value head that initially predicts 0.
+        """Build the model. With PPO, it includes a value head."""
+        if self.algorithm != "ppo":
+            return super().build(spec, seed=seed, device=device)
+        heads = (*spec.heads, TaggerHead(num_labels=1))
+        return build(spec.replace(heads=heads), seed=seed, device=device)
+
+    def initial_values(self, module: LanguageModule) -> dict[str, Tensor]:
+        """Return the weights of the value head, so that it initially predicts 0.
 
         If the initial predictions were random, the whitened advantages would be noise until some
         response gets a reward.
         """
-        if self.algorithm != "ppo":
-            return super().build(spec, seed=seed, device=device)
-        heads = (*spec.heads, TaggerHead(num_labels=1))
-        module = build(spec.replace(heads=heads), seed=seed, device=device)
-        for weight in module.heads[_VALUE].parameters():
-            nn.init.zeros_(weight)
-        return module
+        prefix = f"heads.{_VALUE}."
+        shapes = {name: one.shape for name, one in module.state_dict().items()}
+        return {name: torch.zeros(one) for name, one in shapes.items() if name.startswith(prefix)}
 
     def models_to_save(self, module: nn.Module) -> dict[str, LanguageModule]:
         """Return the model to save, under the key "": `module` without its value head.

@@ -34,7 +34,7 @@ from trivium.errors import RecipeError, TrainingError
 from trivium.nn.blocks import Block, Residual
 from trivium.train import hardware
 from trivium.train.context_parallel import divide_rows
-from trivium.train.starting_weights import StartingWeights
+from trivium.train.starting_weights import PartsStartingWeights, StartingWeights
 from trivium.train.tensor_parallel import parallelize
 from trivium.train.train_config import ParallelConfig
 
@@ -286,7 +286,7 @@ def parallelize_step(
     precision: torch.dtype,
     device: torch.device,
     has_unused: bool = False,
-    weights: StartingWeights | None = None,
+    weights: StartingWeights | PartsStartingWeights | None = None,
 ) -> nn.Module:
     """Apply the layout of `[parallel]` to a training step.
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trivium.interop.label_scale import CLASSIFIER, Scale, change_label_scale
@@ -113,6 +114,22 @@ class StartingWeights:
                 _copy_shard(targets[name], self.base.get(name, initial))
             part.to("meta")
         module.set_character_ids(self.tokenizer)
+
+
+@dataclass(frozen=True)
+class PartsStartingWeights:
+    """The weights with which the training of several models in one module starts (ELECTRA).
+
+    Args:
+        parts: the weights of each model, by its path in the module.
+    """
+
+    parts: Mapping[str, StartingWeights]
+
+    def load_into(self, module: nn.Module, device: torch.device) -> None:
+        """Move all models to a device, and set their weights (see `StartingWeights.load_into`)."""
+        for path, weights in self.parts.items():
+            weights.load_into(cast(LanguageModule, module.get_submodule(path)), device)
 
 
 def _copy_shard(target: Tensor, whole: Tensor) -> None:

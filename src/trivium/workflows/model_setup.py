@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
+from trivium.models.electra import GeneratorAndDiscriminator
 from trivium.models.heads import Head
 from trivium.nn.positions.learned import Learned
 from trivium.nn.positions.sinusoidal import Sinusoidal
@@ -33,7 +34,7 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.recipe import Recipe
-from trivium.train.starting_weights import BaseWeights, StartingWeights
+from trivium.train.starting_weights import BaseWeights, PartsStartingWeights, StartingWeights
 from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.known_labels import KnownLabels, compare_labels, has_label_rows
 
@@ -66,7 +67,7 @@ class ModelSetup:
     new_heads: tuple[str, ...]
     labels: KnownLabels
     fit_settings: Callable[[int], Settings]
-    weights: StartingWeights | None
+    weights: StartingWeights | PartsStartingWeights | None
 
     def fit_context_length(self, corpus: Corpus, longest: int) -> None:
         """Adapt the model's maximum length to the longest example.
@@ -146,10 +147,21 @@ def set_up_model(
     start = torch.device("cpu") if on_host else device
     weights = StartingWeights(final, recipe.seed, corpus.tokenizer, base_weights)
     module = objectives[0].build(final, seed=recipe.seed, device=torch.device("meta"))
-    if objectives[0].models_to_save(module)[""] is not module:
+    if isinstance(module, LanguageModule):  # of TSDAE and PPO, it has parts that are not saved
+        initial = objectives[0].initial_values(module)
+        fixed = replace(
+            base_weights,
+            tensors={**base_weights.tensors, **initial},
+            copied={*base_weights.copied, *initial},
+        )
+        weights = replace(weights, spec=module.spec, base=fixed)
+    elif module.sharing == "tied":
+        pair = cast(GeneratorAndDiscriminator, module)
+        weights = _build_weights_of_both(recipe, pair, weights)
+    else:
         module, weights = _build_with_auxiliary_weights(recipe, weights, start), None
-    elif parallel.size == 1:
-        weights.load_into(cast(LanguageModule, module), start)
+    if parallel.size == 1 and weights is not None:
+        weights.load_into(cast(Any, module), start)
         weights = None
     model = objectives[0].models_to_save(module)[""]
     earlier = None
@@ -165,13 +177,32 @@ def set_up_model(
     return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit, weights)
 
 
+def _build_weights_of_both(
+    recipe: Recipe, module: GeneratorAndDiscriminator, weights: StartingWeights
+) -> PartsStartingWeights:
+    """Return the starting weights of ELECTRA's discriminator and generator, which share modules.
+
+    `weights` are those of the discriminator. If it starts from a run that has saved the generator,
+    too, the weights of the generator are copied from there.
+    """
+    generator = build(module.generator.spec, device="meta")
+    base = BaseWeights()
+    if weights.base.copied:
+        folder = find_local_path(str(recipe.model.init_from)) / "generator"
+        if folder.is_dir():
+            base, _ = match_weights(load(folder, device="cpu"), generator)
+    # The seed of the generator is that of `build_with_generator`.
+    other = replace(weights, spec=generator.spec, seed=weights.seed + 1, base=base)
+    return PartsStartingWeights({"discriminator": weights, "generator": other})
+
+
 def _build_with_auxiliary_weights(
     recipe: Recipe, weights: StartingWeights, device: torch.device
 ) -> nn.Module:
-    """Build a module that trains more than the model that is saved, such as ELECTRA's generator.
+    """Build ELECTRA's generator and discriminator if their token embeddings are not the same.
 
-    `weights` are the weights of the saved model. If it starts from a run that has saved the other
-    models, too, in subfolders of the run, their weights are copied from there.
+    `weights` are the weights of the discriminator. If it starts from a run that has saved the
+    generator, too, the weights of the generator are copied from there.
     """
     objective = recipe.objectives[0]
     module = objective.build(weights.spec, seed=recipe.seed, device=device)

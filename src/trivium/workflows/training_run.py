@@ -35,7 +35,7 @@ from trivium.train.remote_run import UploadRun
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_warnings import RunHistory, RunWarnings
-from trivium.train.starting_weights import StartingWeights
+from trivium.train.starting_weights import PartsStartingWeights, StartingWeights
 from trivium.train.terminal_log import TerminalLog
 from trivium.train.trackers import MetricsFile, TensorBoard
 from trivium.train.trainer import Trainer, TrainState, TrainStep
@@ -255,7 +255,10 @@ def _build_batches(
 
 
 def _prepare_references(
-    context: RunContext, model: WholeModel, batches: _Batches, weights: StartingWeights | None
+    context: RunContext,
+    model: WholeModel,
+    batches: _Batches,
+    weights: StartingWeights | PartsStartingWeights | None,
 ) -> None:
     """Prepare the reference models of a run, or compute what the losses need of them.
 
@@ -266,6 +269,7 @@ def _prepare_references(
     streams = [*batches.phases[-1].streams, *batches.validation]
     for stream in streams:
         if isinstance(stream.objective, PolicyGradient) and stream.objective.reference is not None:
+            assert not isinstance(weights, PartsStartingWeights)  # those of ELECTRA
             model.add_frozen(stream.objective.reference, weights)
         if isinstance(stream.objective, ReferenceObjective):
             assert isinstance(stream.data, EncodedExamples)
