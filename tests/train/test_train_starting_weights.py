@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,10 +18,11 @@ from training_memory import peak
 
 from trivium.language_model import LanguageModel
 from trivium.models import build, with_fast_initialization
+from trivium.models.electra import build_with_generator
 from trivium.presets import presets
-from trivium.spec import ClassifierHead
+from trivium.spec import ClassifierHead, TransformerSpec
 from trivium.train.distributed import Parallel, parallelize_step
-from trivium.train.starting_weights import StartingWeights
+from trivium.train.starting_weights import PartsStartingWeights, StartingWeights
 from trivium.train.train_config import ParallelConfig
 from trivium.train.trainer import TrainStep
 from trivium.workflows.known_labels import KnownLabels
@@ -105,3 +106,15 @@ def work(rank: int, size: int, folder: str) -> None:
             assert peak(profiler) < bytes_of_model / 2 + 3 * bytes_of_layer < bytes_of_model
             for name, weight in module.state_dict().items():
                 assert torch.equal(weight.full_tensor(), whole.state_dict()[name]), name
+
+
+def test_generator_and_discriminator_start_as_their_builder_makes_them() -> None:
+    described = cast(TransformerSpec, presets["electra-tiny"].replace(vocab_size=301))
+    whole = build_with_generator(described, seed=5)
+    module = build_with_generator(described, seed=5, device="meta")
+    generator = StartingWeights(module.generator.spec, 6, NO_TOKENIZER)
+    discriminator = StartingWeights(described, 5, NO_TOKENIZER)
+    parts = {"discriminator": discriminator, "generator": generator}
+    PartsStartingWeights(parts).load_into(module, CPU)
+    assert module.generator.tokens is module.discriminator.tokens
+    torch.testing.assert_close(module.state_dict(), whole.state_dict(), rtol=0.0, atol=0.0)
