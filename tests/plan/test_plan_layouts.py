@@ -26,8 +26,8 @@ from trivium.train.recipe_loading import load_recipe
 
 # Model, GPUs, tokens of a step and tokens/s of each GPU. LLaMA: Touvron et al. 2023, section 2.4
 # (65B) and table 15; Llama 2: its table 2; both are tokens by GPU-hours. OPT: Zhang et al. 2022,
-# section 2.4 (147 TFLOP/s). Llama 3: docs/performance.md of pytorch/torchtitan. On H100: MPT models
-# of these sizes, scripts/train/benchmarking/README.md of mosaicml/llm-foundry.
+# section 2.4 (147 TFLOP/s). Llama 3: docs/performance.md of pytorch/torchtitan. GPT-3 and H100: MPT
+# models of these sizes, scripts/train/benchmarking/README.md of mosaicml/llm-foundry.
 PUBLISHED = [
     ("llama-7b", 1024, "a100-80g", 4e6, 1e12 / 82_432 / 3600),
     ("llama-13b", 1024, "a100-80g", 4e6, 1e12 / 135_168 / 3600),
@@ -38,6 +38,7 @@ PUBLISHED = [
     ("llama3-8b", 64, "a100-80g", 64 * 8192, 2973),
     ("llama3-70b", 64, "a100-80g", 64 * 8192, 331),
     ("opt-175b", 992, "a100-80g", 2e6, 147e12 / 1.06e12),
+    ("gpt3-6.7b", 8, "a100-80g", 1_048_576, 4641),
     ("gpt3-6.7b", 256, "h100", 3_145_728, 10_119),
     ("gpt3-6.7b", 512, "h100", 6_291_456, 9670),
     ("gpt3-13b", 512, "h100", 16_777_216, 4952),
