@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,3 +22,12 @@ def joined_processes(rank: int, size: int, folder: str | Path) -> Iterator[None]
     )
     yield
     dist.destroy_process_group()
+
+
+@contextmanager
+def naming(case: object) -> Iterator[None]:
+    """Add the case to the error of an assertion, whose message does not say which model failed."""
+    try:
+        yield
+    except Exception:
+        raise AssertionError(f"{case}\n{traceback.format_exc()}") from None

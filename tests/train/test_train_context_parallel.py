@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from process_groups import joined_processes
+from process_groups import joined_processes, naming
 from small_models import ALL_SPECS, SPECS, random_ids, random_model
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -101,11 +100,9 @@ def work(rank: int, size: int, folder: str, cases: list[Case]) -> None:
     with joined_processes(rank, size, folder):
         mesh = init_device_mesh("cpu", (size,))
         for case in cases:
-            try:
+            with naming(case):
                 assert_same_gradients(case, mesh)
                 assert_activations_are_divided(case, mesh)
-            except Exception:  # the message of an assertion does not say which model
-                raise AssertionError(f"{case}\n{traceback.format_exc()}") from None
 
 
 def assert_same_gradients(case: Case, mesh: DeviceMesh) -> None:

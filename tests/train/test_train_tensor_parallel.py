@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from process_groups import joined_processes
+from process_groups import joined_processes, naming
 from small_models import ALL_SPECS, SPECS, inputs_for, random_ids, random_model, small_model
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -105,11 +104,9 @@ def work(rank: int, size: int, folder: str, cases: list[Case], data_parallel: in
         shape = data_parallel, size // data_parallel
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
         for case in cases:
-            try:
+            with naming(case):
                 assert_same_gradients(case, mesh)
                 assert_dropout_agrees(case, mesh)
-            except Exception:  # the message of an assertion does not say which model
-                raise AssertionError(f"{case}\n{traceback.format_exc()}") from None
 
 
 def assert_same_gradients(case: Case, mesh: DeviceMesh) -> None:

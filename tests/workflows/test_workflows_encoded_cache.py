@@ -98,7 +98,7 @@ def test_processes_that_share_the_encoding_train_on_the_same(kind, tmp_path, mon
     monkeypatch.setenv("TRIVIUM_CACHE", str(tmp_path / "whole"))
     whole = train(kind, data, tmp_path / "one")
     monkeypatch.setenv("TRIVIUM_CACHE", str(tmp_path / "parts"))
-    monkeypatch.setattr(streams, "_EXAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr(streams, "_MOST_AT_ONCE", 7)
     monkeypatch.setattr(Parallel, "map", in_two_parts)
     assert train(kind, data, tmp_path / "two") == whole
     folders = (
@@ -118,7 +118,7 @@ def test_an_error_of_one_process_is_raised_by_all(tmp_path, cache, monkeypatch):
         return encode(objective, examples, lm)
 
     monkeypatch.setattr(LabelledObjective.kinds["tagging"], "encode", fail)
-    monkeypatch.setattr(streams, "_EXAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr(streams, "_MOST_AT_ONCE", 7)
     monkeypatch.setattr(Parallel, "map", in_two_parts)
     with pytest.raises(DataError, match="line 39 cannot be encoded"):
         train("tagging", data, tmp_path / "one")

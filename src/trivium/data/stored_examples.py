@@ -146,6 +146,18 @@ class SelectedExamples(Sequence[Any]):
             return [self.examples[i] for i in self.indices[index].tolist()]
         return self.examples[int(self.indices[index])]
 
+    def read_field(self, name: str) -> Iterator[Any]:
+        """Return an iterator over the values of a field of the selected examples.
+
+        The other fields are not read if the examples are in a file, and selected in its order.
+        """
+        in_order = (np.diff(self.indices) > 0).all()
+        if not (in_order and isinstance(self.examples, StoredExamples)):
+            return (getattr(one, name) for one in self)
+        selected = np.zeros(len(self.examples), dtype=bool)
+        selected[self.indices] = True
+        return itertools.compress(self.examples.read_field(name), selected)
+
     def copy(self) -> SelectedExamples:
         """Return the same examples, but without a reference to those that are not selected."""
         return SelectedExamples(list(self), np.arange(len(self)))
@@ -156,16 +168,11 @@ class SelectedExamples(Sequence[Any]):
 
 
 def read_field(examples: Sequence[Any], name: str) -> Iterator[Any]:
-    """Yield the value of a field of every example.
-
-    If the examples are in a file, their other fields are not read.
-    """
+    """Return an iterator over the values of a field of all examples, in their order."""
     if isinstance(examples, StoredExamples):
         return examples.read_field(name)
-    if isinstance(examples, SelectedExamples) and isinstance(examples.examples, StoredExamples):
-        selected = np.zeros(len(examples.examples), dtype=bool)
-        selected[examples.indices] = True
-        return itertools.compress(examples.examples.read_field(name), selected)
+    if isinstance(examples, SelectedExamples):
+        return examples.read_field(name)
     return (getattr(one, name) for one in examples)
 
 

@@ -63,7 +63,8 @@ class RolloutLoader(Loader):
             was_training, enabled = module.training, self.precision is not torch.float32
             seed, lm = derived_seed(self.seed, step), self.model.lm
             module.eval()
-            with torch.autocast(self.model.device.type, self.precision, enabled=enabled):
+            autocast = torch.autocast(self.model.device.type, self.precision, enabled=enabled)
+            with autocast, self.model.gathered():
                 samples = objective.rollout(
                     lm, cast(LanguageModule, module), batch.micro_batches, seed, self.model.map
                 )

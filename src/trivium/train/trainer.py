@@ -293,15 +293,11 @@ class Trainer:
         with timer.exclude_from_timing():
             metrics = self.measure(self, state) if self.measure else {}
         timer.eval_seconds, state.evaluated_step = timer.pause, state.step
-        # Rank 0 knows the best evaluation.
-        patience = self.recipe.train.patience or math.inf
-        stop_early = self.parallel.is_main and state.evals_since_best >= patience
-        state.seconds, stop_early, stop = self.parallel.all_reduce_max(
-            elapsed_seconds(), stop_early, stopped()
-        )
+        state.seconds, stop = self.parallel.all_reduce_max(elapsed_seconds(), stopped())
+        stop_early = state.evals_since_best >= (self.recipe.train.patience or math.inf)
         self._call_on_evaluate(state, metrics)
         self.train_step.train()
-        end = due.end or bool(stop_early) or self.progress(state) >= 1.0
+        end = due.end or stop_early or self.progress(state) >= 1.0
         return replace(due, save=due.save or end or bool(stop), end=end, stop=bool(stop))
 
     def repeats_data(self, step: int) -> bool:

@@ -20,8 +20,8 @@ from trivium.train.distributed import Parallel
 from trivium.train.optimizers.muon import gather_full_tensor
 from trivium.train.starting_weights import StartingWeights
 
-# Gathered blocks are kept until the end of a `map` if the models fit in this fraction of the memory
-# that is free.
+# Gathered blocks are kept until the end of `gathered` if the models fit in this fraction of the
+# free memory.
 _KEPT_FRACTION = 0.5
 
 T = TypeVar("T")
@@ -53,6 +53,8 @@ class WholeModel:
     is_sharded: bool
     _frozen: list[tuple[nn.Module, nn.Module]] = field(default_factory=list, init=False)
     """Sharded frozen models, each with its copy without weights."""
+    _gathering: _BlockGathering | None = field(default=None, init=False)
+    """The blocks gathered so far, inside of `gathered`."""
 
     def __post_init__(self) -> None:
         self.whole = self.module
@@ -64,8 +66,9 @@ class WholeModel:
     def add_frozen(self, frozen: LanguageModule, weights: StartingWeights | None) -> None:
         """Prepare a frozen model, such as the reference of a policy, for use in `map`.
 
-        If the trained model is sharded, `frozen` loses its weights, of which each process keeps a
-        shard. `weights` are loaded into a model on the meta device; None if it has its weights.
+        If the trained model is sharded, each process keeps a shard of the weights, and `frozen`
+        has weights only inside `map`. `weights` are loaded into a model on the meta device; None
+        if the model has its weights.
         """
         if not self.is_sharded:
             if weights is not None:
@@ -90,11 +93,28 @@ class WholeModel:
         if not self.is_sharded:
             return self.parallel.map(function, items)
         own = self.parallel.own_part(items)
-        models = [(self.module, self.whole), *self._frozen]
-        with _BlockGathering(models, self.parallel, self.device).running() as wait_for_others:
+        with self.gathered():
             results = function(own) if own else []
-            wait_for_others()
+            assert self._gathering is not None
+            self._gathering.wait_for_others()
         return self.parallel.gather_results(results)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Context manager that keeps the gathered weights for all calls of `map` in the block.
+
+        All processes must enter it together. The weights must not change in the block.
+        """
+        if not self.is_sharded or self._gathering is not None:
+            yield
+            return
+        models = [(self.module, self.whole), *self._frozen]
+        self._gathering = _BlockGathering(models, self.parallel, self.device)
+        try:
+            with self._gathering.running():
+                yield
+        finally:
+            self._gathering = None
 
     def gather(self, *, on_host: bool = False) -> None:
         """Gather the weights of a sharded model on the main process. All processes must call it.
@@ -169,11 +189,10 @@ class _BlockGathering:
         self.keeps_blocks = largest < _KEPT_FRACTION
 
     @contextmanager
-    def running(self) -> Iterator[Callable[[], None]]:
+    def running(self) -> Iterator[None]:
         """Context manager in which this process may call the copies of the models.
 
-        Yields a function that waits until all processes have computed their examples. It must be
-        called at the end of the block.
+        After its examples, each process must call `wait_for_others`.
         """
         for whole in self.wholes:
             whole._apply(lambda one: one if one.is_meta else one.to(self.device))
@@ -184,7 +203,7 @@ class _BlockGathering:
             hooks.append(block.register_forward_pre_hook(partial(self._before_block, number)))
             hooks.append(block.register_forward_hook(partial(self._after_block, number)))
         try:
-            yield self._wait_for_others
+            yield
         finally:
             for hook in hooks:
                 hook.remove()
@@ -202,7 +221,7 @@ class _BlockGathering:
             _discard_weights(self.blocks[number])
             self.present.discard(number)
 
-    def _wait_for_others(self) -> None:
+    def wait_for_others(self) -> None:
         """Gather blocks for other processes until no process needs a block."""
         while self._gather_needed(None):
             pass

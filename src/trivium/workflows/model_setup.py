@@ -155,9 +155,8 @@ def set_up_model(
             copied={*base_weights.copied, *initial},
         )
         weights = replace(weights, spec=module.spec, base=fixed)
-    elif module.sharing == "tied":
-        pair = cast(GeneratorAndDiscriminator, module)
-        weights = _build_weights_of_both(recipe, pair, weights)
+    elif isinstance(module, GeneratorAndDiscriminator) and module.sharing == "tied":
+        weights = _build_weights_of_both(recipe, module, weights)
     else:
         module, weights = _build_with_auxiliary_weights(recipe, weights, start), None
     if parallel.size == 1 and weights is not None:
@@ -199,10 +198,10 @@ def _build_weights_of_both(
 def _build_with_auxiliary_weights(
     recipe: Recipe, weights: StartingWeights, device: torch.device
 ) -> nn.Module:
-    """Build ELECTRA's generator and discriminator if their token embeddings are not the same.
+    """Build a module of several models, such as ELECTRA's with different token embeddings.
 
-    `weights` are the weights of the discriminator. If it starts from a run that has saved the
-    generator, too, the weights of the generator are copied from there.
+    `weights` are the weights of the saved model. If it starts from a run that has saved the other
+    models, too, in subfolders of the run, their weights are copied from there.
     """
     objective = recipe.objectives[0]
     module = objective.build(weights.spec, seed=recipe.seed, device=device)

@@ -32,8 +32,8 @@ from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
-# The maximum number of examples that are encoded at a time.
-_EXAMPLES_AT_ONCE = 1 << 14
+# The numbers of examples that are encoded at a time: at least, at most, and a fraction of all.
+_LEAST_AT_ONCE, _MOST_AT_ONCE, _FRACTION_AT_ONCE = 1 << 8, 1 << 14, 1 / 64
 # Added to the seed to derive a new row order, for phases with a different row length.
 _ORDER = 1 << 21
 
@@ -125,11 +125,12 @@ def _encode_chunks(
 def _split_into_chunks(source: ExampleSource, split: str) -> Sequence[slice]:
     """Split the examples of a split into chunks of similar size, which are encoded one at a time.
 
-    Token ids as Python integers take ten times the memory of those in files. The chunks do not
-    depend on the number of processes.
+    Token ids as Python integers take ten times the memory of those in files. There are enough
+    chunks for several processes, but the chunks do not depend on their number.
     """
     total = len(source.select(split))
-    count = math.ceil(total / _EXAMPLES_AT_ONCE)
+    size = min(max(_LEAST_AT_ONCE, total * _FRACTION_AT_ONCE), _MOST_AT_ONCE)
+    count = math.ceil(total / size)
     ends = [total * number // count for number in range(count + 1)]
     return [slice(*pair) for pair in itertools.pairwise(ends)]
 
