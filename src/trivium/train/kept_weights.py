@@ -86,8 +86,8 @@ class KeptWeights(Callback):
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
             self.saved.save_weights(self.run.best_weights_path(state.step), self.model.module)
-            # A resumed run may need the weights that were best at its checkpoint.
-            self.saved.wait()
+            # The pending checkpoint is complete. A run that is resumed from it may need the weights
+            # that were best then.
             if is_main:
                 self.run.delete_best_weights_except(state.step, self._saved_best_step)
         else:
