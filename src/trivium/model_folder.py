@@ -15,6 +15,7 @@ import fnmatch
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -38,6 +39,7 @@ from trivium.interop.hf_config import read_json_object
 from trivium.interop.sentence_transformers import POOLING
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_shards, write_safetensors
+from trivium.lazy_tensors import LazyTensors
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.text import Tokenizer
@@ -62,6 +64,7 @@ _MODEL_FILES = (
 
 # ELECTRA's two models share a checkpoint. Only the discriminator is loaded.
 _DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
+_TABLE = "tokens.weight"
 
 
 @contextlib.contextmanager
@@ -317,52 +320,61 @@ def read_spec(folder: Path) -> Spec:
         ) from None
 
 
-def read_model(folder: Path) -> LanguageModule:
+def read_model(folder: Path, *, on_meta: bool = False) -> LanguageModule:
     """Build the model that a folder's spec describes, and load its weights.
 
-    Weights in a single file are memory-mapped, and shards are joined in memory. If the weights
-    contain an ELECTRA generator and discriminator, only the discriminator is loaded.
+    With `on_meta`, the model is on the meta device, and no values are read. Otherwise as
+    `read_weights`.
 
     Raises:
         CheckpointError: the spec is missing, the weights cannot be read, or their names and shapes
             do not match the spec.
     """
     module = build(read_spec(folder), device="meta")
-    tensors = read_shards(folder, WEIGHT_FILES)
-    if all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in tensors):
-        tensors = {
-            name.removeprefix(_DISCRIMINATOR): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(_DISCRIMINATOR)
-        } | _add_embedding_delta(tensors)
-    # Weights used only in training: the decoder of TSDAE, the value head of a policy.
-    alone = "decoder." if module.spec.family == "encoder-only" else "heads.tagger."
-    if "tagger" not in module.heads:
-        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(alone)}
+    weights = read_weights(folder, module.spec, on_meta=on_meta)
     try:
-        module.load_state_dict(tensors, assign=True)
+        module.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         advice = (
             "\nThis LoRA run has not finished, its adapter is not merged: finish it with `trivium "
             "finetune --resume --out RUN`."
         )
-        advice = advice if any("lora" in name for name in tensors) else ""
+        advice = advice if any("lora" in name for name in weights) else ""
         raise CheckpointError(
             f"{folder}: the weights are of another model than {SPEC}: {error}{advice}"
         ) from None
     return module
 
 
-def _add_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the token embeddings of a discriminator that was trained with GDES (DeBERTa v3).
+def read_weights(folder: Path, spec: Spec, *, on_meta: bool = False) -> LazyTensors:
+    """Return the weights of a model in a folder, each of which is read when it is looked up.
 
-    The file stores the difference from the generator's token embeddings, to which it is added.
-    Returns {} if the file contains no generator embeddings.
+    Weights in a single file are memory-mapped, and shards are joined in memory. If the weights
+    contain an ELECTRA generator and discriminator, only those of the discriminator are returned.
+    With `on_meta`, the weights are on the meta device.
+
+    Raises:
+        CheckpointError: the weights cannot be read.
     """
-    table = "tokens.weight"
-    if _GENERATOR + table not in tensors:
-        return {}
-    return {table: tensors[_GENERATOR + table] + tensors[_DISCRIMINATOR + table]}
+    tensors = read_shards(folder, WEIGHT_FILES, on_meta=on_meta)
+    names = {name: name for name in tensors}
+    if all(name.startswith((_DISCRIMINATOR, _GENERATOR)) for name in tensors):
+        own = (name for name in tensors if name.startswith(_DISCRIMINATOR))
+        names = {name.removeprefix(_DISCRIMINATOR): name for name in own}
+    # Weights used only in training: the decoder of TSDAE, the value head of a policy.
+    if not any(head.kind == "tagger" for head in spec.heads):
+        alone = "decoder." if spec.family == "encoder-only" else "heads.tagger."
+        names = {name: stored for name, stored in names.items() if not name.startswith(alone)}
+
+    def read(name: str) -> Tensor:
+        """Return the weight with a name of the model."""
+        weight = tensors[names[name]]
+        if name == _TABLE and _GENERATOR + _TABLE in tensors:
+            # Trained with GDES (DeBERTa v3): the file has the difference from the generator's.
+            return tensors[_GENERATOR + _TABLE] + weight
+        return weight
+
+    return LazyTensors({name: partial(read, name) for name in names})
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:

@@ -110,7 +110,7 @@ def load(
         options |= {"allow_unknown_keys": allow_unknown_keys}
         on_host = quantize == "nf4" and target.type != "meta"  # until it is quantised
         try:
-            base = load(_find_base(folder), device="cpu" if on_host else target, **options)
+            base = load(find_base(folder), device="cpu" if on_host else target, **options)
         except CheckpointError as error:
             raise CheckpointError(f"{folder}: the base of this adapter: {error}") from None
         lm = base.merge_adapter().with_adapter(folder, name=Path(path).name)
@@ -128,7 +128,12 @@ def load(
         )
         dtype = dtype or _find_main_dtype(lm.module)
     else:
-        lm = _load_folder(folder, on_meta=on_meta, verify=verify)
+        if on_meta:
+            folder = find_weights(folder, verify=False)
+            lm = make_model(folder, build(read_spec(folder), device="meta"))
+        else:
+            folder = find_newest_weights(folder, verify=verify)
+            lm = make_model(folder, read_model(folder))
         if is_bundled(folder):
             dtype = dtype or "float32"  # fast on every CPU
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -161,7 +166,7 @@ def _move_and_pack(
         pack_weights(module, quantize=quantize)
 
 
-def _find_base(folder: Path) -> str:
+def find_base(folder: Path) -> str:
     """Return the path or hub name of the base model of the adapter in a folder.
 
     Raises:
@@ -185,15 +190,19 @@ def _find_main_dtype(module: torch.nn.Module) -> torch.dtype | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _load_folder(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
-    """Load a model from a run, a checkpoint or a model folder written by Trivium.
+def find_newest_weights(run: Path, *, verify: bool) -> Path:
+    """Return the folder of the weights of a run, a checkpoint or a model folder of Trivium.
 
-    If `on_meta` is True, the model is on the meta device and its weights are not read.
+    Warns if it is a checkpoint of an unfinished run. Raises CheckpointError as `find_weights` does.
     """
-    run, folder = folder, find_weights(folder, verify=verify and not on_meta)
-    if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
+    folder = find_weights(run, verify=verify)
+    if folder.parent == run / CHECKPOINTS and is_unfinished(run):
         _warn_unfinished(run, folder)
-    module = build(read_spec(folder), device="meta") if on_meta else read_model(folder)
+    return folder
+
+
+def make_model(folder: Path, module: LanguageModule) -> LanguageModel:
+    """Return a model with the settings and tokenizers in a folder that Trivium wrote."""
     settings = Settings.read(folder)
     tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
     return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)

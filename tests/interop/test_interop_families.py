@@ -27,6 +27,7 @@ from trivium.errors import CheckpointError
 from trivium.interop.convert import from_hugging_face, hf_weight_map, to_hugging_face
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, spec_to_config
+from trivium.stored_model import open_model
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -255,6 +256,9 @@ def test_gpt_oss_in_mxfp4(tmp_path):
         tmp_path, dtype=torch.float32, experts_implementation="eager"
     )
     lm = trivium.load(tmp_path)
+    weights = open_model(tmp_path).weights
+    for name, weight in lm.module.state_dict().items():
+        assert torch.equal(weights[name], weight), name
     own, other = lm.module.double(), ours_of(theirs.double()).state_dict()
     for name, weight in own.state_dict().items():
         assert torch.equal(weight, other[name]), name

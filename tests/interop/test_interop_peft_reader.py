@@ -13,7 +13,7 @@ from hugging_face import ours_of
 from safetensors.torch import load_file, save_file
 
 from trivium.adapt import merged_state, pack
-from trivium.adapt.adapter import with_adapter
+from trivium.adapt.adapter import merge_weights, with_adapter
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.families import FAMILIES
 from trivium.interop.peft_format import save_read_adapter
@@ -157,6 +157,11 @@ def test_logits_equal_those_of_peft(name, options, tmp_path):
     merged = build(model.spec, seed=0).eval()
     merged.load_state_dict(merged_state(model))
     assert_same(outputs(merged, name), outputs(model, name))
+    # The same for a base whose weights are read one at a time.
+    outline, state = build(base.spec, device="meta"), base.state_dict()
+    adapter = read_adapter(tmp_path, outline, state, model_type=hf.config.model_type)
+    weights = merge_weights(state, adapter)
+    torch.testing.assert_close(dict(weights), merged.state_dict(), rtol=1e-9, atol=1e-9)
 
 
 def test_matrices_that_are_always_tied_are_not_untied(tmp_path):

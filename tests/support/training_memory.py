@@ -38,7 +38,7 @@ def peak(profiler: profile) -> int:
     """Bytes of all tensors, when they were most."""
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     sizes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
-    return max(itertools.accumulate(size for _, size in sizes))
+    return max(itertools.accumulate(size for _, size in sizes), default=0)
 
 
 def main() -> None:

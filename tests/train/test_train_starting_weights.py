@@ -16,17 +16,21 @@ from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 from training_memory import peak
 
+from trivium.adapt import LoRA, add_lora
+from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.models import build, with_fast_initialization
-from trivium.models.electra import build_with_generator
+from trivium.models.electra import Sharing, build_with_generator
 from trivium.presets import presets
 from trivium.spec import ClassifierHead, TransformerSpec
+from trivium.stored_model import StoredModel, open_model
 from trivium.train.distributed import Parallel, parallelize_step
-from trivium.train.starting_weights import PartsStartingWeights, StartingWeights
+from trivium.train.starting_weights import BaseWeights, StartingWeights
 from trivium.train.train_config import ParallelConfig
 from trivium.train.trainer import TrainStep
 from trivium.workflows.known_labels import KnownLabels
-from trivium.workflows.model_setup import match_weights
+from trivium.workflows.model_setup import build_weights_of_both, match_weights
 
 CPU = torch.device("cpu")
 NO_TOKENIZER: Any = None
@@ -62,7 +66,8 @@ def test_weights_of_a_base_model_and_rows_of_new_labels() -> None:
     described = body.with_heads((new,))
     module: Any = build(described, device="meta")
     labels = KnownLabels(("a", "b", "c"), ("a", "b", "c", "d", "e"))
-    weights, new_heads = match_weights(LanguageModel(base.spec, base, None), module, labels)
+    stored = StoredModel(LanguageModel(base.spec, base, None), base.state_dict())
+    weights, new_heads = match_weights(stored, module, labels)
     assert new_heads == ()
     StartingWeights(described, 5, NO_TOKENIZER, weights).load_into(module, CPU)
     initial, copied = build(described, seed=5).state_dict(), base.state_dict()
@@ -76,15 +81,32 @@ def test_weights_of_a_base_model_and_rows_of_new_labels() -> None:
 
 
 @pytest.mark.slow
-def test_no_process_holds_the_whole_model(tmp_path: Path) -> None:
-    spawn(work, (2, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize("origin", ["new", "hugging-face", "adapter"])
+def test_no_process_holds_the_whole_model(origin: str, tmp_path: Path) -> None:
+    """Also not if a file has fused or transposed matrices, or weights to which B A is added."""
+    described = presets["gpt2-tiny"].replace(vocab_size=301)
+    described = described.replace(decoder=described.decoder.replace(num_layers=12))
+    if origin != "new":
+        lm = LanguageModel(described, build(described, seed=5))
+        lm.save_hf(tmp_path / "hugging-face")
+    if origin == "adapter":
+        config = LoRA(targets=("all-linear",))
+        add_lora(lm.module, config)
+        for name, weight in lm.module.named_parameters():
+            if name.endswith("lora_b"):
+                nn.init.normal_(weight, generator=torch.Generator().manual_seed(7))
+        save_adapter(tmp_path / "adapter", lm.module, config, base=str(tmp_path / "hugging-face"))
+    spawn(work, (2, str(tmp_path), origin), nprocs=2)
 
 
-def work(rank: int, size: int, folder: str) -> None:
+def work(rank: int, size: int, folder: str, origin: str) -> None:
+    described = presets["gpt2-tiny"].replace(vocab_size=301)
+    described = described.replace(decoder=described.decoder.replace(num_layers=12))
     with joined_processes(rank, size, folder):
-        described = presets["llama-tiny"].replace(vocab_size=301)
-        described = described.replace(decoder=described.decoder.replace(num_layers=12))
-        whole = build(described, seed=5)
+        if origin == "new":
+            whole, base = build(described, seed=5), BaseWeights()
+        else:
+            whole = load(Path(folder) / origin, device="cpu").merge_adapter().module
         bytes_of_model = sum(weight.nbytes for weight in whole.parameters())
         bytes_of_layer = sum(weight.nbytes for weight in next(whole.blocks).parameters())
         for tensor in (1, 2):
@@ -92,6 +114,8 @@ def work(rank: int, size: int, folder: str) -> None:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replica", "shard", "tensor"))
             parallel = Parallel(rank, size, size, mesh, mesh["replica", "shard"]._flatten("data"))
             module = build(described, device="meta")
+            if origin != "new":  # the profiler would count the bytes of mapped files
+                base, _ = match_weights(open_model(Path(folder) / origin), module)
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 step: nn.Module = parallelize_step(
                     TrainStep(module),
@@ -99,22 +123,23 @@ def work(rank: int, size: int, folder: str) -> None:
                     ParallelConfig(data="fsdp", tensor=tensor),
                     precision=torch.float32,
                     device=CPU,
-                    weights=StartingWeights(described, 5, NO_TOKENIZER),
+                    weights=StartingWeights(described, 5, NO_TOKENIZER, base),
                 )
             assert isinstance(next(step.parameters()), DTensor)
             # Weights of a layer, their random numbers, and the shards of one of them.
             assert peak(profiler) < bytes_of_model / 2 + 3 * bytes_of_layer < bytes_of_model
             for name, weight in module.state_dict().items():
-                assert torch.equal(weight.full_tensor(), whole.state_dict()[name]), name
+                expected = whole.state_dict()[name]
+                torch.testing.assert_close(weight.full_tensor(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_generator_and_discriminator_start_as_their_builder_makes_them() -> None:
+@pytest.mark.parametrize("sharing", ["tied", "gradient-disentangled"])
+def test_generator_and_discriminator_start_as_their_builder_makes_them(sharing: Sharing) -> None:
     described = cast(TransformerSpec, presets["electra-tiny"].replace(vocab_size=301))
-    whole = build_with_generator(described, seed=5)
-    module = build_with_generator(described, seed=5, device="meta")
-    generator = StartingWeights(module.generator.spec, 6, NO_TOKENIZER)
-    discriminator = StartingWeights(described, 5, NO_TOKENIZER)
-    parts = {"discriminator": discriminator, "generator": generator}
-    PartsStartingWeights(parts).load_into(module, CPU)
-    assert module.generator.tokens is module.discriminator.tokens
+    whole = build_with_generator(described, sharing=sharing, seed=5)
+    module = build_with_generator(described, sharing=sharing, seed=5, device="meta")
+    recipe, discriminator = cast(Any, None), StartingWeights(described, 5, NO_TOKENIZER)
+    build_weights_of_both(recipe, module, discriminator).load_into(module, CPU)
+    if sharing == "tied":
+        assert module.generator.tokens is module.discriminator.tokens
     torch.testing.assert_close(module.state_dict(), whole.state_dict(), rtol=0.0, atol=0.0)

@@ -35,8 +35,9 @@ from trivium.models import build
 from trivium.objectives.example_split import ExampleTable
 from trivium.report import read_run, summarize
 from trivium.spec import TransformerSpec
+from trivium.stored_model import open_model
 from trivium.train import defaults, hardware, memory
-from trivium.train.recipe_loading import load_base_model
+from trivium.train.recipe_loading import open_base_model
 from trivium.workflows import quickstart as quickstart_module
 from trivium.workflows import training
 from trivium.workflows.corpus import Corpus, ExampleSource
@@ -475,20 +476,20 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
 
 
 def test_weights_of_another_shape_are_refused(encoder, text, tmp_path):
-    lm = trivium.load(encoder.path)
-    wider = build(lm.spec.replace(vocab_size=lm.spec.vocab_size + 64))
+    base = open_model(encoder.path)
+    wider = build(base.lm.spec.replace(vocab_size=base.lm.spec.vocab_size + 64))
     with pytest.raises(RecipeError, match=r"no tokens\.weight of shape"):
-        match_weights(lm, wider)
+        match_weights(base, wider)
     with pytest.raises(RecipeError, match="is the model to start from"):
         pretrain(encoder.path, data=text, out=encoder.path, overwrite=True, console=quiet())
 
 
-def test_the_base_model_is_freed_when_training_starts(encoder, text, tmp_path, monkeypatch):
+def test_the_base_model_is_closed_when_training_starts(encoder, text, tmp_path, monkeypatch):
     bases, alive = [], []
 
-    def load_base(*arguments):
-        base = load_base_model(*arguments)
-        bases.append(weakref.ref(base.module))
+    def open_base(*arguments):
+        base = open_base_model(*arguments)
+        bases.append(weakref.ref(base.weights))
         return base
 
     class CountBases(trivium.Callback):
@@ -496,7 +497,7 @@ def test_the_base_model_is_freed_when_training_starts(encoder, text, tmp_path, m
             gc.collect()
             alive.append(any(base() is not None for base in bases))
 
-    monkeypatch.setattr(training, "load_base_model", load_base)
+    monkeypatch.setattr(training, "open_base_model", open_base)
     changes = settings(steps=2, log_every=1)
     del changes["tokenizer"]
     pretrain(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from trivium.adapt.lora import LoRALinear, replace_module
 from trivium.errors import SpecError
+from trivium.lazy_tensors import LazyTensors
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.heads.vocabulary import VocabularyHead
@@ -98,6 +100,43 @@ def with_adapter(module: LanguageModule, adapter: Adapter) -> LanguageModule:
         replace_module(model, name, layer)
     _check_shapes(model)
     return model.eval()
+
+
+def merge_weights(base: Mapping[str, Tensor], adapter: Adapter) -> LazyTensors:
+    """Return the weights of the base with an adapter merged, each when it is looked up.
+
+    Args:
+        base: the weights of the base model by name.
+        adapter: the adapter, which was read for this base.
+
+    Raises:
+        SpecError: neither the adapter nor its base has a weight of the model.
+    """
+
+    def merge(name: str, original: str) -> Tensor:
+        """Return the weight with a name, which is called `original` in the base."""
+        if name in adapter.weights:
+            return adapter.weights[name]
+        path, _, last = name.rpartition(".")
+        update = adapter.updates.get(path) if last == "weight" else None
+        return base[original] if update is None else update.apply_to(base[original])
+
+    merged: dict[str, Callable[[], Tensor]] = {}
+    for name in build(adapter.spec, device="meta").state_dict():
+        original = name if name in base else untied_original(name, adapter.spec) or name
+        if original not in base and name not in adapter.weights:
+            raise SpecError(f"neither the adapter nor its base has a value for {name}.")
+        merged[name] = partial(merge, name, original)
+    return LazyTensors(merged)
+
+
+def untied_original(name: str, spec: Spec) -> str | None:
+    """Return the token embeddings if `name` is the output matrix of an untied head, else None.
+
+    A head that an adapter unties starts with these values.
+    """
+    untied = (head.kind for head in spec.heads if getattr(head, "tied", None) is False)
+    return "tokens.weight" if name in {f"heads.{kind}.weight" for kind in untied} else None
 
 
 def share_weights(module: LanguageModule) -> LanguageModule:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trivium.errors import SpecError
+from trivium.lazy_tensors import LazyTensors, combine
 from trivium.models import LanguageModule, build
 
 
@@ -29,14 +31,39 @@ def extend_vocabulary(
             a row per token (character embeddings, n-grams, adaptive softmax), or it is packed,
             quantised or has an adapter.
     """
-    state = module.state_dict()
-    new_size = max(module.spec.vocab_size, *(index + 1 for index in pieces))
-    for name in find_vocabulary_tables(module):
-        state[name] = _extend_table(state[name], new_size, pieces)
-    result = build(module.spec.replace(vocab_size=new_size), device="meta")
+    weights = extend_weights(module, module.state_dict(), pieces)
+    result = build(module.spec.replace(vocab_size=_new_size(module, pieces)), device="meta")
     if module.device.type != "meta":
-        result.load_state_dict(state, assign=True)
+        result.load_state_dict(weights, assign=True)
     return result.eval()
+
+
+def extend_weights(
+    module: LanguageModule, weights: Mapping[str, Tensor], pieces: Mapping[int, Sequence[int]]
+) -> LazyTensors:
+    """Return weights with rows for new tokens, each of which is extended when it is looked up.
+
+    Args:
+        module: a model with the names and shapes of the weights. It may be on the meta device.
+        weights: the weights of the model by name.
+        pieces: as for `extend_vocabulary`.
+
+    Raises:
+        SpecError: as `extend_vocabulary`.
+    """
+    size = _new_size(module, pieces)
+
+    def extend(name: str) -> Tensor:
+        """Return a table with rows for the new tokens."""
+        return _extend_table(weights[name], size, pieces)
+
+    tables = {name: partial(extend, name) for name in find_vocabulary_tables(module)}
+    return combine(weights, LazyTensors(tables))
+
+
+def _new_size(module: LanguageModule, pieces: Mapping[int, Sequence[int]]) -> int:
+    """Return the vocabulary size of a model with new tokens."""
+    return max(module.spec.vocab_size, *(index + 1 for index in pieces))
 
 
 def find_vocabulary_tables(module: LanguageModule) -> list[str]:

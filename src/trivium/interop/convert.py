@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from trivium.errors import CheckpointError, SpecError, TriviumError, shorten
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
 from trivium.interop.spec_config import HFConfig, read_spec, spec_to_config
 from trivium.interop.weight_map import HFWeight, missing_prefix, to_hf, to_state_dict, weight_map
+from trivium.lazy_tensors import LazyTensors
 from trivium.models import Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
@@ -23,24 +23,51 @@ def from_hugging_face(
 ) -> Transformer:
     """Return the model described by a `config.json` and the tensors of its weight files.
 
+    The tensors become the parameters without a copy, except fused and transposed tensors. If the
+    tensors are on the meta device, so is the model. Otherwise as `read_hugging_face`.
+
+    Raises:
+        CheckpointError: as `read_hugging_face`, or a tensor that is not finite.
+    """
+    return build_with_weights(
+        *read_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
+    )
+
+
+def build_with_weights(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
+    """Build the model of a spec. Its parameters are the tensors in `weights`, made contiguous."""
+    model = build(spec, device="meta")
+    state = {name: tensor.contiguous() for name, tensor in weights.items()}
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(True)
+
+
+def read_hugging_face(
+    options: Mapping[str, Any], tensors: Mapping[str, Tensor], *, allow_unknown_keys: bool = False
+) -> tuple[TransformerSpec, LazyTensors]:
+    """Return the spec and the `state_dict` of the model that a `config.json` describes.
+
     Published checkpoints often have one head more than the class in their config
     (`bert-base-uncased` has a next-sentence head). Checkpoints without heads often name a class
-    with a head. If the
-    tensors do not fit the class in the config, the first class of the family that fits is used. The
-    tensors become the parameters without a copy, except fused and transposed tensors. If the
-    tensors are on the meta device, so is the model. With `allow_unknown_keys`, an option that
-    `transformers` reads for this family but Trivium does not read causes a warning, not an error.
+    with a head. If the tensors do not fit the class in the config, the first class of the family
+    that fits is used. With `allow_unknown_keys`, an option that `transformers` reads for this
+    family but Trivium does not read causes a warning, not an error.
+
+    A tensor of the `state_dict` is taken from those of the file when it is looked up. It may be a
+    view that is not contiguous. Its values are checked then: infinity or NaN, and tied weights that
+    differ, raise CheckpointError.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
-            missing, unknown, not finite or not of the shape that the config describes.
+            missing, unknown or not of the shape that the config describes.
     """
     family = family_of(options, tensors.keys())
-    tensors = family.prepare_tensors(tensors)
+    on_meta = family.prepare_tensors({name: each.to("meta") for name, each in tensors.items()})
+    stored = family.prepare_tensors(tensors), {name: each.shape for name, each in on_meta.items()}
     errors: list[TriviumError] = []
     for architecture in _candidate_classes(family, options):
         try:
-            return _build_as_class(family, architecture, options, tensors, allow_unknown_keys)
+            return _read_as_class(family, architecture, options, *stored, allow_unknown_keys)
         except TriviumError as error:
             errors.append(error)
     raise CheckpointError(str(errors[0])) from None
@@ -170,14 +197,15 @@ def _candidate_classes(family: Family, options: Mapping[str, Any]) -> Iterator[s
             yield name
 
 
-def _build_as_class(
+def _read_as_class(
     family: Family,
     architecture: str,
     options: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
+    stored_shapes: Mapping[str, Size],
     allow_unknown: bool,
-) -> Transformer:
-    """Build the model from options and tensors, read as those of one class of `transformers`."""
+) -> tuple[TransformerSpec, LazyTensors]:
+    """Return the spec and the `state_dict` of the model, read as one class of `transformers`."""
     base = missing_prefix(family, architecture, tensors.keys())
     # A tensor of zeros that a class always saves does not show that the model uses it.
     zeros = {
@@ -185,25 +213,11 @@ def _build_as_class(
     }
     names = {base + name for name in tensors.keys() - zeros}
     spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
-    model = build(spec, device="meta")
-    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    shapes = {name: each.shape for name, each in build(spec, device="meta").state_dict().items()}
     weights = weight_map(family, architecture, spec, shapes.keys(), reading=True)
-    state = to_state_dict(family, weights, tensors, shapes, base=base)
-    for name, tensor in state.items():
-        check_finite(name, tensor)
-    model.load_state_dict(state, assign=True)
-    return model.requires_grad_(True)
+    return spec, to_state_dict(family, weights, tensors, stored_shapes, shapes, base=base)
 
 
 def _is_zero_or_meta(tensor: Tensor) -> bool:
     """Return whether all values of a tensor are 0; True on the meta device, which has no values."""
     return tensor.is_meta or not tensor.any()
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise CheckpointError if a tensor contains infinity or NaN (the file is damaged)."""
-    if tensor.is_meta:
-        return
-    least, most = torch.aminmax(tensor)
-    if not (torch.isfinite(least) and torch.isfinite(most)):
-        raise CheckpointError(f"{name} holds numbers that are not finite: the file is damaged.")

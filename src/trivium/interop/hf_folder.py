@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch import Tensor
 from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
 from trivium.interop.convert import (
+    build_with_weights,
     exported_spec,
     family_of,
-    from_hugging_face,
     nearest_config,
+    read_hugging_face,
     to_hugging_face,
 )
+from trivium.interop.family import Family
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_json_object
 from trivium.interop.label_scale import fold_label_scale
 from trivium.interop.marian_tokenizer import (
@@ -43,6 +46,7 @@ from trivium.interop.settings import (
 )
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import add_document_template, read_tokenizer
+from trivium.lazy_tensors import LazyTensors, combine
 from trivium.models import LanguageModule, Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import VectorHead
@@ -93,27 +97,9 @@ def read_folder(
             that do not fit the config, or a pickle that contains code.
         TokenizerError: a tokenizer that cannot be read.
     """
-    options = read_json_object(folder / CONFIG)
-    with _prefix_errors(folder):
-        if options.get("model_type") or options.get("architectures"):
-            family_of(options)  # an error before the weights are read
-    tensors = read_tensors(folder, on_meta=on_meta)
-    with _prefix_errors(folder):
-        family = family_of(options, tensors.keys())
-        module = from_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
-    settings = Settings.read_hf(folder, options, generates=_is_generative(module.spec))
-    if activation := read_score_activation(folder):
-        scores = {"sentence_transformers": {"activation_fn": activation}}
-        settings = replace(settings, config={**settings.config, **scores})
-    vectors = read_embedding_options(folder)
-    if vectors and settings.task is None:
-        settings = settings.with_task("contrastive", **vectors, as_documents=False)
-    if settings.pooling is not None:
-        layers, weights = read_dense(folder, module.spec.d_model)
-        if layers:
-            spec = module.spec.with_heads((*module.spec.heads, VectorHead(layers=tuple(layers))))
-            module = _rebuild(spec, {**module.state_dict(), **weights})
-    kind, encodes = family.tokenizer_class, module.spec.family != "decoder-only"
+    stored = _open_folder(folder, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys)
+    module, settings = build_with_weights(stored.spec, stored.weights), stored.settings
+    kind, encodes = stored.family.tokenizer_class, module.spec.family != "decoder-only"
     source_tokenizer = None
     if is_marian_folder(folder):
         source_tokenizer, tokenizer = read_marian_tokenizers(folder)
@@ -133,6 +119,59 @@ def read_folder(
             stacklevel=2,
         )
     return HFModel(module, tokenizer, settings, source_tokenizer)
+
+
+def read_folder_weights(folder: Path) -> LazyTensors:
+    """Return the `state_dict` of the model in a folder, each tensor read when it is looked up.
+
+    A tensor may be a view of a memory-mapped file, and need not be contiguous.
+
+    Raises:
+        CheckpointError: as `read_folder`. Damaged values are found when a tensor is looked up.
+    """
+    return _open_folder(folder, on_meta=False, allow_unknown_keys=True).weights
+
+
+@dataclass(frozen=True)
+class _StoredModel:
+    """The model in a Hugging Face folder, before its weights are read."""
+
+    family: Family
+    spec: TransformerSpec
+    settings: Settings
+    weights: LazyTensors
+
+
+def _open_folder(folder: Path, *, on_meta: bool, allow_unknown_keys: bool) -> _StoredModel:
+    """Read the config and the settings in a folder, and map its weight files. See `read_folder`."""
+    options = read_json_object(folder / CONFIG)
+    with _prefix_errors(folder):
+        if options.get("model_type") or options.get("architectures"):
+            family_of(options)  # an error before the weights are read
+    tensors = read_tensors(folder, on_meta=on_meta)
+    with _prefix_errors(folder):
+        family = family_of(options, tensors.keys())
+        spec, weights = read_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
+    settings = Settings.read_hf(folder, options, generates=_is_generative(spec))
+    if activation := read_score_activation(folder):
+        scores = {"sentence_transformers": {"activation_fn": activation}}
+        settings = replace(settings, config={**settings.config, **scores})
+    vectors = read_embedding_options(folder)
+    if vectors and settings.task is None:
+        settings = settings.with_task("contrastive", **vectors, as_documents=False)
+    if settings.pooling is not None:
+        layers, dense = read_dense(folder, spec.d_model)
+        if layers:
+            spec = spec.with_heads((*spec.heads, VectorHead(layers=tuple(layers))))
+            weights = combine(weights, dense)
+
+    def read(name: str) -> Tensor:
+        """Return a weight. An error names the folder."""
+        with _prefix_errors(folder):
+            return weights[name]
+
+    named = LazyTensors({name: partial(read, name) for name in weights})
+    return _StoredModel(family, spec, settings, named)
 
 
 def write_folder(

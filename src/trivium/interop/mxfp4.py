@@ -6,9 +6,12 @@ Source: Open Compute Project 2023 (OCP Microscaling Formats 1.0), sections 5.3.3
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
+
+from trivium.lazy_tensors import LazyTensors, combine
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -16,7 +19,7 @@ _EXPONENT_BIAS = 127
 
 
 def unpack_mxfp4(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the tensors of a file in which MXFP4 matrices are unpacked.
+    """Return the tensors of a file, of which MXFP4 matrices are unpacked when they are looked up.
 
     The matrices get the dtype of the file's other numbers, which is bfloat16 in published files.
 
@@ -27,11 +30,16 @@ def unpack_mxfp4(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     packed = [name for name in packed if name + _SCALES in tensors]
     dtypes = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     dtype = next(dtypes, torch.bfloat16)
-    unpacked = dict(tensors)
-    for name in packed:
-        blocks, scales = unpacked.pop(name + _BLOCKS), unpacked.pop(name + _SCALES)
-        unpacked[name] = unpack_blocks(blocks, scales, dtype).transpose(-2, -1)
-    return unpacked
+
+    @lru_cache(maxsize=2)  # the experts of a layer have two matrices, which are read in turn
+    def unpack(name: str) -> Tensor:
+        """Return the matrix with a name, unpacked."""
+        blocks, scales = tensors[name + _BLOCKS], tensors[name + _SCALES]
+        return unpack_blocks(blocks, scales, dtype).transpose(-2, -1)
+
+    parts = {name + part for name in packed for part in (_BLOCKS, _SCALES)}
+    others = {name: tensor for name, tensor in tensors.items() if name not in parts}
+    return combine(others, LazyTensors({name: partial(unpack, name) for name in packed}))
 
 
 def unpack_blocks(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

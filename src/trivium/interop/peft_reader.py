@@ -23,7 +23,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Size, Tensor
 
-from trivium.adapt.adapter import LINEAR, Adapter, LowRankUpdate, with_spec, with_untied_heads
+from trivium.adapt.adapter import (
+    LINEAR,
+    Adapter,
+    LowRankUpdate,
+    untied_original,
+    with_spec,
+    with_untied_heads,
+)
 from trivium.errors import CheckpointError, SpecError, shorten
 from trivium.interop.convert import exported_spec, to_hf_config
 from trivium.interop.family import Family
@@ -143,13 +150,20 @@ def read_adapter_config(folder: Path) -> PeftOptions:
 
 
 def read_adapter(
-    folder: Path, module: LanguageModule, *, model_type: str | None = None, name: str | None = None
+    folder: Path,
+    module: LanguageModule,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    model_type: str | None = None,
+    name: str | None = None,
 ) -> Adapter:
     """Read an adapter for a model. Returns it with the names of the model's own weights.
 
     Args:
         folder: a folder with `adapter_config.json` and `adapter_model.safetensors`.
         module: the base model.
+        weights: the weights of the base by name; None takes those of `module`, which may otherwise
+            be on the meta device.
         model_type: the Hugging Face family that the base was imported as, if it was imported.
         name: the name of the adapter; None: the name of the folder.
 
@@ -157,9 +171,11 @@ def read_adapter(
         CheckpointError: the files are missing, damaged or not supported, or do not fit the model.
     """
     config = read_adapter_config(folder)
+    if weights is None:
+        weights = {name: each.detach() for name, each in module.named_parameters()}
     try:
         names = _Names.find(module.spec, model_type, config, tensors := _read_tensors(folder))
-        reader = _Reader(config, names, _Tensors.group(tensors), module)
+        reader = _Reader(config, names, _Tensors.group(tensors), module, weights)
         return reader.read(name or folder.resolve().name)
     except (CheckpointError, SpecError) as error:
         raise CheckpointError(f"{folder}: {str(error).removeprefix(f'{folder}: ')}") from None
@@ -337,12 +353,14 @@ class _Reader:
         names: the names of the weights.
         tensors: the tensors of the adapter.
         module: the base model.
+        weights: the weights of the base by name.
     """
 
     config: PeftOptions
     names: _Names
     tensors: _Tensors
     module: LanguageModule
+    weights: Mapping[str, Tensor]
 
     def read(self, name: str) -> Adapter:
         """Return the adapter, with the names of the model's own weights."""
@@ -352,10 +370,10 @@ class _Reader:
         self._resize_vocabulary()
         model = with_spec(self.module, self.names.spec)
         updates, weights = dict[str, LowRankUpdate](), self._read_whole()
-        weights |= self._copy_to_new_heads(model, weights)
+        weights |= self._copy_to_new_heads(weights)
         for path, parts in self.tensors.parts.items():
             if _TOKENS in parts:
-                weights |= self._replace_rows(path, parts[_TOKENS], model)
+                weights |= self._replace_rows(path, parts[_TOKENS])
                 continue
             for local, update in self._read_update(path, parts).items():
                 layer = local.removesuffix(".weight")
@@ -363,8 +381,9 @@ class _Reader:
                     updates[layer] = update
                 else:
                     whole = weights.get(local)
-                    whole = _get_parameter(model, local) if whole is None else whole
-                    weights[local] = update.apply_to(whole)
+                    weights[local] = update.apply_to(
+                        self._read_base_weight(local) if whole is None else whole
+                    )
         if not updates and not weights:
             raise CheckpointError("the adapter changes no weight.")
         base, dropout = self.config.base_model_name_or_path, float(self.config.lora_dropout)
@@ -383,10 +402,10 @@ class _Reader:
 
     def _drop_copies_of_base(self) -> None:
         """Drop whole weights that equal the base's: peft saves embeddings with its layers."""
-        own, kept = dict(self.module.named_parameters()), dict[str, Tensor]()
+        kept: dict[str, Tensor] = {}
         for name, tensor in self.tensors.whole.items():
             weight = self.names.get(name)
-            base = own.get(weight.local[0]) if weight and len(weight.local) == 1 else None
+            base = self.weights.get(weight.local[0]) if weight and len(weight.local) == 1 else None
             if base is None or base.is_meta or base.shape != tensor.shape:
                 same = False
             else:
@@ -446,19 +465,18 @@ class _Reader:
                 ) from None
         return weights
 
-    def _copy_to_new_heads(
-        self, model: LanguageModule, weights: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Return weights of new heads that the base has under another name (BERT's pooler)."""
+    def _copy_to_new_heads(self, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights of new heads that the base has under another name (BERT's pooler).
+
+        `changed` are the weights that the adapter replaces.
+        """
         copied: dict[str, Tensor] = {}
-        own, spec = dict(self.module.named_parameters()), self.module.spec
-        if (
-            self.names.family is None
-            or spec == self.names.spec
-            or self.module.device.type == "meta"
-        ):
+        spec, new = self.module.spec, self.names.spec.heads
+        if self.names.family is None or spec == self.names.spec:
             return copied
-        missing = {n for n, each in model.named_parameters() if each.is_meta} - weights.keys()
+        kinds = {head.kind for head in new} - {head.kind for head in spec.heads}
+        heads = tuple(f"heads.{kind}." for kind in kinds)
+        missing = {name for name in self.names.shapes if name.startswith(heads)} - changed.keys()
         if missing:
             hf = to_hf_config(exported_spec(spec), self.names.family.model_type)
             known = weight_map(
@@ -466,11 +484,24 @@ class _Reader:
             )
             of_base = {weight.hf: weight.local[0] for weight in known if len(weight.local) == 1}
             for weight in self.names.weights.values():
-                if missing.issuperset(weight.local) and of_base.get(weight.hf) in own:
-                    copied[weight.local[0]] = own[of_base[weight.hf]].detach()
+                if missing.issuperset(weight.local) and of_base.get(weight.hf) in self.weights:
+                    copied[weight.local[0]] = self.weights[of_base[weight.hf]]
         return copied
 
-    def _replace_rows(self, path: str, rows: Tensor, model: LanguageModule) -> dict[str, Tensor]:
+    def _read_base_weight(self, name: str) -> Tensor:
+        """Return a weight of the base. A head that the adapter unties has the token embeddings.
+
+        Raises SpecError if the weight is packed or quantised.
+        """
+        name = name if name in self.weights else untied_original(name, self.names.spec) or name
+        if name not in self.weights:
+            raise SpecError(
+                f"the adapter updates {name}, which is packed or quantised in this model: load the "
+                "base without pack and quantize, or load the folder of the adapter."
+            )
+        return self.weights[name]
+
+    def _replace_rows(self, path: str, rows: Tensor) -> dict[str, Tensor]:
         """Return the token embeddings with the rows of `trainable_token_indices` replaced."""
         indices = self.config.trainable_token_indices
         if isinstance(indices, Mapping):
@@ -480,7 +511,7 @@ class _Reader:
             raise CheckpointError(
                 f'"trainable_token_indices" of {CONFIG} does not fit {path}.{_TOKENS}.'
             )
-        table = _get_parameter(model, local[0]).clone()
+        table = self._read_base_weight(local[0]).clone()
         if rows.shape[1] != table.shape[1] or not all(0 <= i < len(table) for i in indices):
             raise CheckpointError(f"{path}.{_TOKENS} does not fit the token embeddings.")
         table[torch.tensor(indices, device=table.device)] = rows.to(table.device, table.dtype)
@@ -553,17 +584,6 @@ class _Reader:
             f"{path} has matrices {list(a.shape)} and {list(b.shape)}, which fit no parameter of "
             "this model."
         )
-
-
-def _get_parameter(model: LanguageModule, name: str) -> Tensor:
-    """Return a parameter of a model. Raises SpecError if it is packed or quantised."""
-    parameters = dict(model.named_parameters())
-    if name not in parameters:
-        raise SpecError(
-            f"the adapter updates {name}, which is packed or quantised in this model: load the "
-            "base without pack and quantize, or load the folder of the adapter."
-        )
-    return parameters[name].detach()
 
 
 def _match_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:

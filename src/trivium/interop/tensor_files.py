@@ -15,7 +15,9 @@ import re
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +29,7 @@ from torch import Tensor
 from trivium.errors import CheckpointError, shorten
 from trivium.files import is_file_name, reject_lfs_pointer, sync, temporary_path, write_json
 from trivium.interop.hf_config import read_json_object
+from trivium.lazy_tensors import LazyTensors
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 MAX_SHARD_BYTES = 5_000_000_000
@@ -125,11 +128,12 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
 
 
-def read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
+def read_shards(folder: Path, pattern: str, *, on_meta: bool = False) -> LazyTensors:
     """Return the tensors of all safetensors files in a folder whose names match a pattern.
 
-    A tensor that `torch.distributed.checkpoint` (DCP) wrote in several shards is joined in memory.
-    All other tensors are memory-mapped.
+    A tensor that `torch.distributed.checkpoint` (DCP) wrote in several shards is joined in memory
+    when it is looked up. All other tensors are memory-mapped. With `on_meta`, the tensors are on
+    the meta device, with shapes and dtypes but no values.
 
     Raises:
         CheckpointError: there is no such file, a file is damaged, or shards are missing.
@@ -137,30 +141,40 @@ def read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
     files = sorted(folder.glob(pattern))
     if not files:
         raise CheckpointError(f"{folder}: there is no {pattern}.")
-    shards: dict[str, list[tuple[list[int], Tensor]]] = defaultdict(list)
+    shards: dict[str, list[_Shard]] = defaultdict(list)
     for file in files:
         for name, tensor, offsets in _read_with_offsets(file):
-            shards[name].append((offsets, tensor))
-    return {name: _join_shards(folder, name, parts) for name, parts in shards.items()}
+            place = tuple(
+                slice(start, start + size)
+                for start, size in zip(offsets, tensor.shape, strict=True)
+            )
+            shards[name].append(_Shard(tensor.to("meta") if on_meta else tensor, place))
+    joined: dict[str, Callable[[], Tensor]] = {}
+    for name, parts in shards.items():
+        dimensions = zip(*(part.place for part in parts), strict=True)
+        shape = [max(place.stop for place in places) for places in dimensions]
+        if sum(part.tensor.numel() for part in parts) != math.prod(shape):
+            raise CheckpointError(f"{folder}: shards of the tensor {name} are missing.")
+        joined[name] = partial(_join_shards, parts, shape)
+    return LazyTensors(joined)
 
 
-def _join_shards(folder: Path, name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
-    """Join the shards of a tensor, given with their offsets in the whole tensor.
+@dataclass(frozen=True)
+class _Shard:
+    """A shard of a tensor, and its place in the whole tensor."""
 
-    Raises CheckpointError if shards are missing.
-    """
-    places = [
-        tuple(slice(start, start + size) for start, size in zip(offset, shard.shape, strict=True))
-        for offset, shard in shards
-    ]
-    shape = [max(place.stop for place in dimension) for dimension in zip(*places, strict=True)]
-    if sum(shard.numel() for _, shard in shards) != math.prod(shape):
-        raise CheckpointError(f"{folder}: shards of the tensor {name} are missing.")
+    tensor: Tensor
+    place: tuple[slice, ...]
+
+
+def _join_shards(shards: list[_Shard], shape: list[int]) -> Tensor:
+    """Join the shards of a tensor. A single shard is returned as it is."""
+    first = shards[0].tensor
     if len(shards) == 1:
-        return shards[0][1]
-    whole = torch.empty(shape, dtype=shards[0][1].dtype)
-    for place, (_, shard) in zip(places, shards, strict=True):
-        whole[place] = shard
+        return first
+    whole = first.new_empty(shape)
+    for shard in shards:
+        whole[shard.place] = shard.tensor
     return whole
 
 

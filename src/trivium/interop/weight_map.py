@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.family import Family, attention_of
+from trivium.lazy_tensors import LazyTensors
 from trivium.models.transformer import TransformerSpec
 
 
@@ -62,18 +65,35 @@ class HFWeight:
         Raises:
             CheckpointError: the tensor's shape does not match the module's tensors (`shapes`).
         """
-        empty = {name: torch.empty(shapes[name], device="meta") for name in self.local}
-        shape = replace(self, hf_shape=None).join(empty).shape
-        if tensor.shape not in (shape, self.hf_shape):
+        self.check_shape(tensor.shape, shapes)
+        return {name: self.select(name, tensor, shapes) for name in self.local}
+
+    def check_shape(self, stored: torch.Size, shapes: Mapping[str, torch.Size]) -> None:
+        """Raise CheckpointError if the shape of the file's tensor does not match the module's."""
+        expected = self._shape_before_reshape(shapes)
+        if stored not in (expected, self.hf_shape):
             raise CheckpointError(
-                f"{self.hf} is {list(tensor.shape)}, but config.json describes "
-                f"{list(self.hf_shape or shape)}."
+                f"{self.hf} is {list(stored)}, but config.json describes "
+                f"{list(self.hf_shape or expected)}."
             )
-        x = tensor.reshape(shape)
-        state: dict[str, Tensor] = {}
-        for names, part in zip(self.names_by_expert, x if self.experts else [x], strict=True):
-            state |= self.unfuse(part.T if self.transposed else part, names, shapes)
-        return state
+
+    def select(self, name: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> Tensor:
+        """Return one of the module's tensors, given the tensor of the file.
+
+        The result is a view, which need not be contiguous. Only rows that the file groups by head,
+        or alternates, are copied.
+        """
+        x = tensor
+        if self.hf_shape is not None:
+            x = x.reshape(self._shape_before_reshape(shapes))
+        expert = self.local.index(name) // len(self.names_by_expert[0])
+        x = x[expert] if self.experts else x
+        return self._part(x.T if self.transposed else x, name, self.names_by_expert[expert], shapes)
+
+    def _shape_before_reshape(self, shapes: Mapping[str, torch.Size]) -> torch.Size:
+        """Return the shape of the file's tensor before the last step of `join`."""
+        empty = {name: torch.empty(shapes[name], device="meta") for name in self.local}
+        return replace(self, hf_shape=None).join(empty).shape
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
         """Concatenate the rows of the parts of a fused tensor: [O_i, ...] -> [sum of O_i, ...].
@@ -89,12 +109,16 @@ class HFWeight:
         self, x: Tensor, names: Sequence[str], shapes: Mapping[str, torch.Size]
     ) -> dict[str, Tensor]:
         """Split a fused tensor into its parts, by name: the inverse of `fuse`."""
+        return {name: self._part(x, name, names, shapes) for name in names}
+
+    def _part(
+        self, x: Tensor, name: str, names: Sequence[str], shapes: Mapping[str, torch.Size]
+    ) -> Tensor:
+        """Return the part of a fused tensor that is called `name`, given the names of all parts."""
         groups = self._num_groups(shapes[names[0]][0])
-        sizes = [shapes[name][0] // groups for name in names]
+        sizes = [shapes[each][0] // groups for each in names]
         parts = x.unflatten(0, (groups, -1)).split(sizes, 1)
-        return {
-            name: part.flatten(0, 1).contiguous() for name, part in zip(names, parts, strict=True)
-        }
+        return parts[names.index(name)].flatten(0, 1)
 
     def _num_groups(self, rows: int) -> int:
         """Return the number of groups of rows, given the number of rows of the first part."""
@@ -145,30 +169,38 @@ def to_state_dict(
     family: Family,
     weights: list[HFWeight],
     tensors: Mapping[str, Tensor],
+    stored_shapes: Mapping[str, torch.Size],
     shapes: Mapping[str, torch.Size],
     *,
     base: str = "",
-) -> dict[str, Tensor]:
-    """Convert the tensors of a file to a `state_dict`. No values are checked on the meta device.
+) -> LazyTensors:
+    """Convert the tensors of a file to a `state_dict`, each when it is looked up.
+
+    Names and shapes are checked immediately. Values are checked when they are looked up: a tensor
+    that is not finite, or two tied weights that differ, raise CheckpointError. No values are
+    checked on the meta device.
 
     Args:
+        tensors: the tensors of the file.
+        stored_shapes: their shapes.
+        shapes: the shapes of the module's tensors.
         base: the base prefix if it is missing from the names in the file, else "".
 
     Raises:
         CheckpointError: a tensor that is missing, unknown, of a shape that the config does not
-            describe, or nonzero although it is in the family's `must_be_zero`; or two tied weights
-            that differ.
+            describe, or nonzero although it is in the family's `must_be_zero`.
     """
-    tensors = {base + name: tensor for name, tensor in tensors.items()}
+    in_file = {base + name: name for name in tensors}
     known = {weight.hf for weight in weights}
-    values = {name: tensor for name, tensor in tensors.items() if name in known}
-    others = sorted(tensors.keys() - known)
+    sources = {name: file_name for name, file_name in in_file.items() if name in known}
+    others = sorted(in_file.keys() - known)
     originals = {name: tied_original(family, name, known) for name in others}
+    tied = defaultdict[str, list[str]](list)
     for name, original in originals.items():
         if original is not None:  # a file may have a tied weight only under the name of a copy
-            _check_tied(name, tensors[name], original, values.setdefault(original, tensors[name]))
+            tied[sources.setdefault(original, in_file[name])].append(in_file[name])
         elif name in family.must_be_zero:
-            _check_zero(name, tensors[name])
+            _check_zero(name, tensors[in_file[name]])
     unknown = [
         name
         for name in others
@@ -176,10 +208,20 @@ def to_state_dict(
         and name not in family.must_be_zero
         and not any(re.fullmatch(pattern, name) for pattern in family.buffers)
     ]
-    state: dict[str, Tensor] = {}
-    for weight in weights:
-        if weight.hf in values:
-            state |= weight.split(values[weight.hf], shapes)
+
+    def read(weight: HFWeight, local: str) -> Tensor:
+        """Return one tensor of the `state_dict`, from the tensor of the file that contains it."""
+        name = sources[weight.hf]
+        for copy in tied[name]:
+            _check_tied(base + copy, tensors[copy], weight.hf, tensors[name])
+        tensor = weight.select(local, tensors[name], shapes)
+        check_finite(local, tensor)
+        return tensor
+
+    found = [weight for weight in weights if weight.hf in sources]
+    for weight in found:
+        weight.check_shape(stored_shapes[sources[weight.hf]], shapes)
+    state = {local: partial(read, weight, local) for weight in found for local in weight.local}
     missing = [weight.hf for weight in weights if not state.keys() >= {*weight.local}]
     if unknown or missing:
         raise CheckpointError(
@@ -187,7 +229,16 @@ def to_state_dict(
             + _format_names("Not part of it", unknown, base)
             + _format_names("Missing", missing, base)
         )
-    return state
+    return LazyTensors(state)
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError if a tensor contains infinity or NaN (the file is damaged)."""
+    if tensor.is_meta:
+        return
+    least, most = torch.aminmax(tensor)
+    if not (torch.isfinite(least) and torch.isfinite(most)):
+        raise CheckpointError(f"{name} holds numbers that are not finite: the file is damaged.")
 
 
 def _check_tied(name: str, tensor: Tensor, original: str, tied: Tensor) -> None:

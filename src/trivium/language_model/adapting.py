@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from trivium.adapt.adapter import with_adapter
+from trivium.adapt.adapter import Adapter, with_adapter
 from trivium.adapt.lora import merged_state
 from trivium.adapt.new_tokens import extend_vocabulary
 from trivium.errors import CheckpointError, SpecError
@@ -70,18 +70,22 @@ class AdapterMixin(TextModel):
                 model.
             SpecError: the model has an adapter already.
         """
-        path, other = find_model(folder), copy.copy(self)
         if self.adapter is not None:
             raise SpecError(
                 f"this model has the adapter {self.adapter.name!r} already: add the other to its "
                 "base, or to `merge_adapter()` of it."
             )
-        adapter = read_adapter(
-            path,
-            self.module,
-            model_type=self.settings.config.get("model_type"),
-            name=name or Path(folder).resolve().name,
-        )
+        path, model_type = find_model(folder), self.settings.config.get("model_type")
+        name = name or Path(folder).resolve().name
+        adapter = read_adapter(path, self.module, model_type=model_type, name=name)
+        return self.with_read_adapter(adapter, path)
+
+    def with_read_adapter(self, adapter: Adapter, path: Path) -> Self:
+        """Return a copy of this model with an adapter that was read from the folder `path`.
+
+        The settings and the tokenizer in the folder are read. Otherwise as `with_adapter`.
+        """
+        other = copy.copy(self)
         other.module, other.spec, other.adapter = (
             with_adapter(self.module, adapter),
             adapter.spec,

@@ -38,7 +38,7 @@ from trivium.train.memory import MemoryUse, fit_memory
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_layers import has_published_budget
-from trivium.train.recipe_loading import load_base_model
+from trivium.train.recipe_loading import open_base_model
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
 # On a CPU, the number of timed rows is doubled until timing takes this many seconds.
@@ -374,10 +374,11 @@ def _resolve_headless_spec(recipe: Recipe, data_paths: Sequence[str]) -> tuple[S
 
     The vocabulary size of the spec is already set.
     """
-    base = load_base_model(recipe, "meta")
+    base = open_base_model(recipe, verify=False)
     if base is not None:
-        known = None if base.tokenizer is None else base.tokenizer.vocabulary
-        return base.spec, known or Vocabulary(size=base.spec.vocab_size)
+        tokenizer, spec = base.lm.tokenizer, base.lm.spec
+        known = None if tokenizer is None else tokenizer.vocabulary
+        return spec, known or Vocabulary(size=spec.vocab_size)
     spec, tokenizer = recipe.model.build_spec(), recipe.tokenizer
     assert spec is not None
     if isinstance(tokenizer, TokenizerFile):

@@ -24,10 +24,10 @@ from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
 from trivium.errors import RecipeError, SpecError, TokenizerError
 from trivium.files import STDIN, version_entry
-from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.presets import auto_presets, did_you_mean_preset, presets
 from trivium.remote import is_remote
+from trivium.stored_model import StoredModel, open_model
 from trivium.train.data_config import ExtendedTokenizer, as_list
 from trivium.train.model_config import ORIGINS, ModelConfig
 from trivium.train.recipe import Recipe
@@ -376,15 +376,19 @@ def build_recipe(
     return recipe
 
 
-def load_base_model(recipe: Recipe, device: str) -> LanguageModel | None:
-    """Load the model that training starts from, with the new tokens of the recipe.
+def open_base_model(recipe: Recipe, *, verify: bool = True) -> StoredModel | None:
+    """Open the model that training starts from, with the new tokens of the recipe.
 
-    An adapter is merged. Returns None if training starts from a preset or a spec. Raises
-    RecipeError if a new token cannot be added.
+    Its weights are read when they are looked up. An adapter is merged. Returns None if training
+    starts from a preset or a spec. `verify` is as for `trivium.load`.
+
+    Raises:
+        RecipeError: a new token cannot be added.
+        CheckpointError: as `open_model`.
     """
     if recipe.model.init_from is None:
         return None
-    base = load(recipe.model.init_from, device=device).merge_adapter()
+    base = open_model(recipe.model.init_from, verify=verify)
     tokenizer = recipe.tokenizer
     if not isinstance(tokenizer, ExtendedTokenizer):
         return base

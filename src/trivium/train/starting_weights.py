@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trivium.interop.label_scale import CLASSIFIER, Scale, change_label_scale
+from trivium.lazy_tensors import combine
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.initialization import SeededInitialization
@@ -29,8 +30,8 @@ class BaseWeights:
     """The weights that are copied from a base model.
 
     Args:
-        tensors: the weights of the base model by name. A weight is looked up only when it is
-            needed, so that it can be memory-mapped or read from a file.
+        tensors: the weights of the base model by name. A weight is looked up when it is needed,
+            and not kept.
         copied: the names of the weights that are copied.
         incomplete: the names of those copied weights that have rows for new labels, too.
         num_label_rows: the number of rows that are copied of an incomplete weight.
@@ -65,13 +66,7 @@ class BaseWeights:
         names = [name for name in self.copied if name.startswith(f"{CLASSIFIER}.")]
         head = {name: self.tensors[name].float() for name in names}
         changed, scale = change_label_scale(head, before, after)
-        return replace(self, tensors={**self.tensors, **changed}), scale
-
-    def copy_into(self, model: LanguageModule) -> None:
-        """Copy the weights into a model that has initial weights already."""
-        initial = model.state_dict()
-        copied = {name: self.get(name, initial) for name in self.copied}
-        model.load_state_dict(copied, strict=False)
+        return replace(self, tensors=combine(self.tensors, changed)), scale
 
 
 @dataclass(frozen=True)
@@ -103,17 +98,39 @@ class StartingWeights:
         targets = module.state_dict()
         initialization = SeededInitialization(build(self.spec, device="meta"), self.seed)
         for path, part in initialization.parts:
-            prefix = f"{path}." if path else ""
-            names = [name for name in part.state_dict(prefix=prefix) if name in empty]
+            names = [name for name in part.state_dict(prefix=_prefix(path)) if name in empty]
             initial: Mapping[str, Tensor] = {}
             if not self.base.covers(names):
-                part.to_empty(device="cpu")
-                initialization.initialize(path, part)
-                initial = part.state_dict(prefix=prefix)
+                initial = _initialize(initialization, path, part)
             for name in names:
                 _copy_shard(targets[name], self.base.get(name, initial))
             part.to("meta")
         module.set_character_ids(self.tokenizer)
+
+    @torch.no_grad()
+    def read(self, name: str) -> Tensor:
+        """Return the weight called `name`. If it is random, its part of the model is initialized.
+
+        Raises:
+            KeyError: the model has no weight with this name.
+        """
+        if self.base.covers([name]):
+            return self.base.get(name, {})
+        initialization = SeededInitialization(build(self.spec, device="meta"), self.seed)
+        for path, part in initialization.parts:
+            if name in part.state_dict(prefix=_prefix(path)):
+                return self.base.get(name, _initialize(initialization, path, part))
+        raise KeyError(name)
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> StartingWeights:
+        """Return a copy in which the weights with the names in `weights` are copied from there."""
+        base = replace(
+            self.base,
+            tensors=combine(self.base.tensors, weights),
+            copied={*self.base.copied, *weights},
+            incomplete={*self.base.incomplete} - weights.keys(),
+        )
+        return replace(self, base=base)
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,20 @@ class PartsStartingWeights:
         """Move all models to a device, and set their weights (see `StartingWeights.load_into`)."""
         for path, weights in self.parts.items():
             weights.load_into(cast(LanguageModule, module.get_submodule(path)), device)
+
+
+def _prefix(path: str) -> str:
+    """Return the prefix of the names of the weights of the module at a path."""
+    return f"{path}." if path else ""
+
+
+def _initialize(
+    initialization: SeededInitialization, path: str, part: nn.Module
+) -> Mapping[str, Tensor]:
+    """Initialize a part of a model on the CPU. Returns its weights by their names in the model."""
+    part.to_empty(device="cpu")
+    initialization.initialize(path, part)
+    return part.state_dict(prefix=_prefix(path))
 
 
 def _copy_shard(target: Tensor, whole: Tensor) -> None:

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trivium.adapt import ParameterCounts, count_parameters
 from trivium.adapt.quantize import quantize_base
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
-from trivium.model_loading import load
+from trivium.lazy_tensors import LazyTensors
 from trivium.models import LanguageModule, build
 from trivium.models.base_model import Spec
 from trivium.models.electra import GeneratorAndDiscriminator
@@ -28,6 +28,7 @@ from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import quote_names
 from trivium.remote_model import find_local_path
+from trivium.stored_model import StoredModel, open_model
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 from trivium.text.vocabulary import Vocabulary
@@ -85,7 +86,7 @@ class ModelSetup:
 
 
 def set_up_model(
-    corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device, parallel: Parallel
+    corpus: Corpus, spec: Spec, base: StoredModel | None, device: torch.device, parallel: Parallel
 ) -> ModelSetup:
     """Build the model of a run, with the heads and the vocabulary that the run needs.
 
@@ -103,7 +104,7 @@ def set_up_model(
     Raises:
         RecipeError: the model, tokenizer, weights or adapter do not fit together.
     """
-    settings = base.settings if base is not None else Settings()
+    settings = base.lm.settings if base is not None else Settings()
     for source in corpus.example_sources:
         examples = source.examples
         source.objective = source.objective.adapt_to_model(settings, examples).infer_keys(
@@ -121,7 +122,7 @@ def set_up_model(
         _warn_about_unseen_labels(source)
     heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
     keeps_weights = base is not None and not corpus.recipe.model.new_weights
-    labels = compare_labels(base if keeps_weights else None, settings, heads)
+    labels = compare_labels(base.lm if base and keeps_weights else None, settings, heads)
     if labels.base:
         settings = settings.with_labels(labels.final_labels, settings.label_kind)
     for source in corpus.example_sources:
@@ -139,33 +140,27 @@ def set_up_model(
         base_weights, new_heads = match_weights(base, template, labels)
         is_regression = settings.task == "classification" and settings.label_kind == "regression"
         if is_regression and labels.base and "classifier" not in new_heads:
-            scales = base.settings.label_scale, settings.label_scale
+            scales = base.lm.settings.label_scale, settings.label_scale
             base_weights, scale = base_weights.with_label_scale(*scales)
             settings = settings.with_label_scale(*scale)
     # The model is first built on the host if it is sharded or quantised afterwards.
     on_host = parallel.size > 1 or recipe.model.quantize is not None
-    start = torch.device("cpu") if on_host else device
     weights = StartingWeights(final, recipe.seed, corpus.tokenizer, base_weights)
     module = objectives[0].build(final, seed=recipe.seed, device=torch.device("meta"))
-    if isinstance(module, LanguageModule):  # of TSDAE and PPO, it has parts that are not saved
-        initial = objectives[0].initial_values(module)
-        fixed = replace(
-            base_weights,
-            tensors={**base_weights.tensors, **initial},
-            copied={*base_weights.copied, *initial},
-        )
-        weights = replace(weights, spec=module.spec, base=fixed)
-    elif isinstance(module, GeneratorAndDiscriminator) and module.sharing == "tied":
-        weights = _build_weights_of_both(recipe, module, weights)
+    if isinstance(module, GeneratorAndDiscriminator):
+        weights = build_weights_of_both(recipe, module, weights)
     else:
-        module, weights = _build_with_auxiliary_weights(recipe, weights, start), None
-    if parallel.size == 1 and weights is not None:
-        weights.load_into(cast(Any, module), start)
+        # TSDAE and PPO train a model with parts that are not saved.
+        assert isinstance(module, LanguageModule)
+        weights = replace(weights, spec=module.spec)
+        weights = weights.with_weights(objectives[0].initial_values(module))
+    if parallel.size == 1:
+        weights.load_into(cast(Any, module), torch.device("cpu") if on_host else device)
         weights = None
     model = objectives[0].models_to_save(module)[""]
     earlier = None
     if base is not None and recipe.model.starts_from_weights:
-        earlier = base.trained_length or 0
+        earlier = base.lm.trained_length or 0
     fit = partial(_with_lengths, settings, final, corpus, earlier)
     lm = LanguageModel(
         final, model, corpus.tokenizer, fit(), source_tokenizer=corpus.source_tokenizer
@@ -176,10 +171,10 @@ def set_up_model(
     return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fit, weights)
 
 
-def _build_weights_of_both(
+def build_weights_of_both(
     recipe: Recipe, module: GeneratorAndDiscriminator, weights: StartingWeights
 ) -> PartsStartingWeights:
-    """Return the starting weights of ELECTRA's discriminator and generator, which share modules.
+    """Return the starting weights of ELECTRA's discriminator and generator.
 
     `weights` are those of the discriminator. If it starts from a run that has saved the generator,
     too, the weights of the generator are copied from there.
@@ -189,33 +184,37 @@ def _build_weights_of_both(
     if weights.base.copied:
         folder = find_local_path(str(recipe.model.init_from)) / "generator"
         if folder.is_dir():
-            base, _ = match_weights(load(folder, device="cpu"), generator)
+            base, _ = match_weights(open_model(folder), generator)
     # The seed of the generator is that of `build_with_generator`.
     other = replace(weights, spec=generator.spec, seed=weights.seed + 1, base=base)
+    if module.sharing == "gradient-disentangled":
+        weights, other = _disentangle(weights, other)
     return PartsStartingWeights({"discriminator": weights, "generator": other})
 
 
-def _build_with_auxiliary_weights(
-    recipe: Recipe, weights: StartingWeights, device: torch.device
-) -> nn.Module:
-    """Build a module of several models, such as ELECTRA's with different token embeddings.
+def _disentangle(
+    discriminator: StartingWeights, generator: StartingWeights
+) -> tuple[StartingWeights, StartingWeights]:
+    """Replace the token embeddings of a discriminator by their difference from the generator's.
 
-    `weights` are the weights of the saved model. If it starts from a run that has saved the other
-    models, too, in subfolders of the run, their weights are copied from there.
+    Without a saved generator, the generator starts with the token embeddings of the discriminator,
+    so that the difference is 0 (see `DisentangledTable`).
     """
-    objective = recipe.objectives[0]
-    module = objective.build(weights.spec, seed=recipe.seed, device=device)
-    if weights.base.copied:
-        base = find_local_path(str(recipe.model.init_from))
-        objective.untie_weights(module)
-        for name, model in objective.models_to_save(module).items():
-            folder = base / name
-            if not name:
-                weights.base.copy_into(model)
-            elif folder.is_dir():
-                match_weights(load(folder, device="cpu"), model)[0].copy_into(model)
-        objective.tie_weights(module)
-    return module
+    table = "tokens.weight"
+
+    def copy() -> Tensor:
+        """Return the token embeddings of the discriminator."""
+        return discriminator.read(table)
+
+    def subtract() -> Tensor:
+        """Return the difference between the token embeddings."""
+        return copy().float() - generator.base.tensors[table].float()
+
+    if table in generator.base.copied:
+        return discriminator.with_weights(LazyTensors({table: subtract})), generator
+    zeros = LazyTensors({table: lambda: torch.zeros_like(copy())})
+    other = generator.with_weights(LazyTensors({table: copy}))
+    return discriminator.with_weights(zeros), other
 
 
 def _quantize_base(
@@ -240,7 +239,7 @@ def _quantize_base(
 
 
 def match_weights(
-    base: LanguageModel, model: LanguageModule, labels: KnownLabels | None = None
+    base: StoredModel, model: LanguageModule, labels: KnownLabels | None = None
 ) -> tuple[BaseWeights, tuple[str, ...]]:
     """Find the weights of a base model that a model of this structure can start from.
 
@@ -251,9 +250,9 @@ def match_weights(
     Raises:
         RecipeError: any other weight is missing from the base model, or has a different shape.
     """
-    state, rows = base.module.state_dict(), 0 if labels is None else len(labels.base)
+    state, rows = base.lm.module.state_dict(), 0 if labels is None else len(labels.base)
     new_heads = tuple(
-        head.kind for head in model.spec.heads if not _has_head(base.spec, head, labels)
+        head.kind for head in model.spec.heads if not _has_head(base.lm.spec, head, labels)
     )
     new = tuple(f"heads.{kind}." for kind in new_heads)
     by_label = tuple(f"heads.{head.kind}." for head in model.spec.heads if has_label_rows(head))
@@ -268,7 +267,7 @@ def match_weights(
                 f"the model to start from has no {name} of shape {list(shape)}: it is built "
                 "differently, so its weights cannot be used."
             )
-    return BaseWeights(state, shapes.keys(), incomplete, rows), new_heads
+    return BaseWeights(base.weights, shapes.keys(), incomplete, rows), new_heads
 
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:

@@ -44,10 +44,10 @@ from trivium.train.recipe_loading import (
     apply_changes,
     build_recipe,
     format_recipe_file,
-    load_base_model,
     load_recipe_tree,
     make_paths_absolute,
     map_paths,
+    open_base_model,
     parse_changes,
     read_origins,
     read_recipe,
@@ -145,8 +145,8 @@ def pretrain(
     try:
         # SIGTERM stops a run like Ctrl-C, also before the training loop, which handles both itself.
         with handle_signals(signal.default_int_handler), log.running(), opened, uploading as upload:
-            base = load_base_model(recipe, "cpu")
-            spec = recipe.model.build_spec() if base is None else base.spec
+            base = open_base_model(recipe)
+            spec = recipe.model.build_spec() if base is None else base.lm.spec
             assert spec is not None
             _check_model(recipe, spec, device, parallel)
             _check_parallel_layout(recipe, spec, parallel)
@@ -165,9 +165,9 @@ def pretrain(
                         f"{run.path} is not what the first process sees under this name: with "
                         f"several machines choose {what} on a file system that they share."
                     )
-                corpus = load_corpus(recipe, spec, base, run, log)
+                corpus = load_corpus(recipe, spec, base.lm if base else None, run, log)
             setup = set_up_model(corpus, spec, base, device, parallel)
-            del base  # its weights are freed when they have been copied
+            del base  # its files are closed when its weights have been copied
             context = RunContext(run, log, device, parallel, callbacks, started, upload)
             finished = train_run(context, corpus, setup, resume=resume)
             if suggest and finished is not None:

@@ -217,7 +217,7 @@ def get_state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Ten
 
 
 def load_state_tensors(
-    optimizers: Optimizers, model: nn.Module, tensors: dict[str, Tensor]
+    optimizers: Optimizers, model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
     """Load tensors, as returned by `get_state_tensors`, into the state of the optimizers.
 
