@@ -46,6 +46,7 @@ from trivium.objectives.task_metrics import Metrics, Mistake, read_prediction, w
 from trivium.presets import presets
 from trivium.report import format_report, write_report
 from trivium.spec import TransformerSpec
+from trivium.stored_model import open_model
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import TrainState, load_recipe, restore, save_checkpoint
@@ -146,6 +147,11 @@ def _load_model(folder: Path) -> None:
         ChatTemplate(lm.settings.chat_template, {})
 
 
+def _open_model(folder: Path) -> None:
+    for weight in open_model(folder / "m").weights.values():
+        weight.sum()
+
+
 for _name, _kind in {
     "bert": "wordpiece",
     "gpt2": "byte-bpe",
@@ -154,6 +160,8 @@ for _name, _kind in {
 }.items():
     _weight_files = made(functools.partial(_save_hf, name=_name, kind=_kind))
     reader(f"hf-{_name}", _weight_files)(_load_model)
+    if _name == "gpt2":  # with fused and transposed matrices
+        reader("hf-stored", _weight_files)(_open_model)
 
 
 def _save_adapter(folder: Path) -> None:
@@ -242,6 +250,7 @@ def _save_model(folder: Path) -> None:
 
 
 reader("model", made(_save_model), summed=True)(_load_model)
+reader("stored-model", made(_save_model), summed=True)(_open_model)
 
 
 def _save_unfinished_run(folder: Path) -> None:
