@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from labelled_tasks import FAMILIES, PRESETS, record, write_records
+from labelled_tasks import FAMILIES, KINDS, PRESETS, record, write_records
 from run_settings import quiet
 
+from trivium.data.stored_examples import StoredExamples
 from trivium.errors import DataError
 from trivium.objectives import LabelledObjective
 from trivium.train.distributed import Parallel
-from trivium.workflows import streams
+from trivium.workflows import corpus, streams
 from trivium.workflows.training import finetune
 
 
@@ -54,6 +55,28 @@ def test_a_second_start_does_not_encode(kind, tmp_path, cache, monkeypatch):
     forbid_encoding(kind, monkeypatch)
     assert train(kind, data, tmp_path / "two") == first
     assert len([*cache.iterdir()]) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"policy"}))  # it encodes prompts at each start
+def test_a_second_start_reads_few_whole_examples(kind, tmp_path, cache, monkeypatch):
+    """Of all examples, it reads at most single fields, such as the label."""
+    monkeypatch.setattr(corpus, "_SAMPLED_EXAMPLES", 50)
+    data = write_records(tmp_path / "a.jsonl", [record(kind, n) for n in range(600)])
+    few = write_records(tmp_path / "b.jsonl", [record(kind, n) for n in range(40)])
+    train(kind, few, tmp_path / "base")
+    changes = {"train": {"steps": 1, "device": "cpu", "precision": "fp32", "eval_examples": 8}}
+    first = {"model": tmp_path / "base", "data": data, "changes": changes, "console": quiet()}
+    finetune(kind, out=tmp_path / "first", **first)
+    read, get = [], StoredExamples.__getitem__
+
+    def count(self: StoredExamples, index: Any) -> Any:
+        read.append(index)
+        return get(self, index)
+
+    monkeypatch.setattr(StoredExamples, "__getitem__", count)
+    finetune(kind, out=tmp_path / "second", **first)
+    assert 0 < len(read) < 300
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -101,11 +101,13 @@ class StoredExamples(Sequence[Any]):
             raise IndexError(f"example {index} of {self._length}")
         number, place = divmod(index % self._length, _BLOCK)
         if number != self._number:
-            columns = [self._read_column(number, name) for name in self._fields]
-            rows = zip(*columns, strict=True)
-            self._block = [self._type(**dict(zip(self._fields, row))) for row in rows]
-            self._number = number
+            self._block, self._number = self._read_block(number), number
         return self._block[place]
+
+    def _read_block(self, number: int) -> list[Any]:
+        """Return the examples in the block with the index `number`."""
+        rows = zip(*(self._read_column(number, name) for name in self._fields), strict=True)
+        return [self._type(**dict(zip(self._fields, row))) for row in rows]
 
     def read_field(self, name: str) -> Iterator[Any]:
         """Yield the value of a field of every example, without reading the other fields."""

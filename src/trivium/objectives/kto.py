@@ -17,6 +17,7 @@ from trivium.data.encoded import Ragged, Truncations
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
+from trivium.data.stored_examples import read_field
 from trivium.errors import DataError, shorten
 from trivium.language_model import LanguageModel
 from trivium.messages import english
@@ -129,7 +130,7 @@ class KTO(ReferenceObjective):
 
         Raises DataError if all responses are desirable, or if all are undesirable.
         """
-        if len({one.is_desirable for one in examples}) == 1:
+        if len({*read_field(examples, "is_desirable")}) == 1:
             kind = "desirable" if examples[0].is_desirable else "undesirable"
             raise DataError(
                 f"all {len(examples)} responses are {kind}, and KTO compares both kinds: add the "

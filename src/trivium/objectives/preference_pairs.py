@@ -48,6 +48,8 @@ REJECTED = Fields(
 )
 
 _REPEATED_PROMPTS = "data.repeated_prompts"
+# The number of examples that decide whether responses repeat their prompts.
+_PROBED = 10_000
 # The fraction of pairs with a longer chosen response from which `check` warns.
 _MAX_LONGER = 0.8
 
@@ -86,21 +88,29 @@ class GivenResponses(LabelledObjective):
     def build_examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
         """Convert records to examples, and strip the prompt from responses that repeat it.
 
-        The prompt is stripped only if more than half of the examples with a text prompt repeat the
-        prompt in their responses.
+        The prompt is stripped only if more than half of the first 10,000 examples with a text
+        prompt repeat the prompt in their responses.
         """
-        examples = list(super().build_examples(records, options))
-        texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
-        stripped: dict[int, Any] = {}
-        for one in texts:
-            rest = {name: getattr(one, name).removeprefix(one.prompt) for name in self.responses}
-            if all(text.strip() and text != getattr(one, name) for name, text in rest.items()):
-                stripped[id(one)] = dataclasses.replace(one, **rest)
-        if 2 * len(stripped) <= len(texts):
-            stripped = {}
-        elif options.report is not None:
-            options.report.notes[_REPEATED_PROMPTS] += len(stripped)
-        return (stripped.get(id(one), one) for one in examples)
+        examples = super().build_examples(records, options)
+        first = list(itertools.islice(examples, _PROBED))
+        num_texts = sum(isinstance(one.prompt, str) and one.prompt != "" for one in first)
+        num_repeated = sum(self._strip_prompt(one) is not None for one in first)
+        repeats = 2 * num_repeated > num_texts
+        for one in itertools.chain(first, examples):
+            stripped = self._strip_prompt(one) if repeats else None
+            if stripped is not None and options.report is not None:
+                options.report.notes[_REPEATED_PROMPTS] += 1
+            yield stripped or one
+
+    def _strip_prompt(self, example: Any) -> Any | None:
+        """Return the example without its prompt in the responses; None if they do not repeat it."""
+        if not isinstance(example.prompt, str) or not example.prompt:
+            return None
+        texts = {name: getattr(example, name) for name in self.responses}
+        rest = {name: text.removeprefix(example.prompt) for name, text in texts.items()}
+        if all(rest[name].strip() and rest[name] != text for name, text in texts.items()):
+            return dataclasses.replace(example, **rest)
+        return None
 
     def input_text(self, example: Any) -> str:
         """Return the prompt and the responses of an example as one text, joined by line breaks."""

@@ -28,6 +28,7 @@ from trivium.data.records import (
 )
 from trivium.data.schema import Fields, Slot
 from trivium.data.sources import file_format, list_sources
+from trivium.data.stored_examples import read_field
 from trivium.errors import DataError, shorten
 from trivium.files import open_text
 from trivium.inference.answer import AnswerSpan, ContextWindow, context_windows
@@ -172,7 +173,7 @@ class QuestionAnswering(LabelledObjective):
         If some examples have no answer, the threshold for predicting "no answer" is set to 0.
         """
         options: dict[str, Any] = {"stride": self.stride}
-        if not all(one.answers for one in examples):
+        if not all(read_field(examples, "answers")):
             options["no_answer_threshold"] = 0.0
         return settings.with_task("qa", **options)
 

@@ -17,6 +17,7 @@ from trivium.data.batch import Bools
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, RecordOptions, json_type
 from trivium.data.schema import Fields, Slot
+from trivium.data.stored_examples import read_field
 from trivium.errors import DataError
 from trivium.inference.rerank import score_pairs
 from trivium.interop.settings import Settings
@@ -164,7 +165,7 @@ class Reranking(SingleStackTask):
 
         Raises DataError if all examples have the same label.
         """
-        if len({one.label for one in examples}) == 1:
+        if len({*read_field(examples, "label")}) == 1:
             raise DataError(
                 f"all {len(examples)} examples have the label {examples[0].label:g}: reranking "
                 "needs documents that match a query and documents that do not."

@@ -7,8 +7,9 @@ import itertools
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
 from trivium.data.schema import Fields, Slot, format_layout
 from trivium.data.sources import file_format, list_sources
+from trivium.data.stored_examples import read_field
 from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import open_text
 from trivium.inference.tag import TaggedWord, find_words
@@ -60,6 +62,8 @@ CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "dep
 # CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 _LONGER_WORD = re.compile(UNSPACED.pattern * 2)
+# The number of sentences in which the layout of a column file is detected.
+_PROBED = 10_000
 _CHUNK_TAG = re.compile(r"O|[BIESLUMW]([-_].+)?")
 # The BIOES prefixes for those of BILOU (last, unit), BMES (middle) and BMEWO (whole).
 _BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
@@ -207,11 +211,18 @@ class Tagging(SingleStackTask):
             known_tags: all labels of the model or all tags of the data. The tags of a single
                 sentence would not be enough to detect the tagging scheme.
         """
+        repair = self._choose_repair(known_tags)
+        return [dataclasses.replace(one, tags=repair(one.tags)) for one in examples]
+
+    def _choose_repair(
+        self, known_tags: Iterable[str]
+    ) -> Callable[[Sequence[str]], tuple[str, ...]]:
+        """Return the function that repairs the tags of a sentence (see `_repair_tags`)."""
         known_tags = set(known_tags)
         if not (self.repair_iob and are_chunk_tags(known_tags)):
-            return examples
+            return tuple
         single = "W" if any(name.startswith("W") for name in known_tags) else "S"
-        return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
+        return partial(to_iob2, single=single)
 
     def labels_by_example(self, examples: Sequence[TaggedSentence]) -> Iterator[Sequence[str]]:
         """Yield the distinct tags of every sentence, to stratify the validation split."""
@@ -220,10 +231,12 @@ class Tagging(SingleStackTask):
     def _read_sentences(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
         """Yield the sentences of a column file.
 
-        A header, numbered words, and the columns of words and tags are detected. Raises DataError
-        if the file has no sentence, or if a word or a tag is missing.
+        A header, numbered words, and the columns of words and tags are detected in the first
+        10,000 sentences. Raises DataError if the file has no sentence, or if a word or a tag is
+        missing.
         """
-        sentences = list(read_column_file(path, options))
+        all_sentences = read_column_file(path, options)
+        sentences = list(itertools.islice(all_sentences, _PROBED))
         if not sentences:
             raise DataError(f"{path} contains no sentence.")
         head = sentences[0][0][1]
@@ -251,7 +264,7 @@ class Tagging(SingleStackTask):
         if has_header:
             shown = ", ".join(head)
             warnings.warn(f"{path}: the first line ({shown}) is read as a header.", stacklevel=2)
-        for rows in sentences:
+        for rows in itertools.chain(sentences, all_sentences):
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
             with options.skip_invalid_records():
                 for number, cells in rows:
@@ -308,8 +321,8 @@ class Tagging(SingleStackTask):
         If the tags are chunk tags, "I-X" is included for every "B-X", even if no example contains
         "I-X".
         """
-        tags = {tag for sentence in examples for tag in sentence.tags}
-        names = {tag for sentence in self._repair_tags(examples, tags) for tag in sentence.tags}
+        repair = self._choose_repair(_collect(read_field(examples, "tags")))
+        names = _collect(map(repair, read_field(examples, "tags")))
         if are_chunk_tags(names):
             inside = "M" if any(name.startswith("M") for name in names) else "I"
             names |= {inside + name[1:] for name in names if name.startswith("B")} | {"O"}
@@ -321,7 +334,8 @@ class Tagging(SingleStackTask):
         The option is true if some Chinese or Japanese words in the examples have several
         characters.
         """
-        longer = any(_LONGER_WORD.match(word) for one in examples for word in one.words)
+        words = itertools.chain.from_iterable(read_field(examples, "words"))
+        longer = any(map(_LONGER_WORD.match, words))
         settings = settings.with_labels(self.label_names(examples))
         return settings.with_task("tagging", longer_words=longer)
 
@@ -467,6 +481,11 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
 def _is_boundary(line: str) -> bool:
     """Return whether a line of a column file is blank or marks the start of a document."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
+
+
+def _collect(sequences: Iterable[Sequence[str]]) -> set[str]:
+    """Return the set of all tags in sequences of tags."""
+    return {tag for tags in sequences for tag in tags}
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
