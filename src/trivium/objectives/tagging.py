@@ -321,8 +321,10 @@ class Tagging(SingleStackTask):
         If the tags are chunk tags, "I-X" is included for every "B-X", even if no example contains
         "I-X".
         """
-        repair = self._choose_repair(_collect(read_field(examples, "tags")))
-        names = _collect(map(repair, read_field(examples, "tags")))
+        # The repair of a tag depends only on the tag before. "O" stands for none.
+        pairs = {pair for tags in read_field(examples, "tags") for pair in zip(("O", *tags), tags)}
+        repair = self._choose_repair(tag for _, tag in pairs)
+        names = {repair(pair)[1] for pair in pairs}
         if are_chunk_tags(names):
             inside = "M" if any(name.startswith("M") for name in names) else "I"
             names |= {inside + name[1:] for name in names if name.startswith("B")} | {"O"}
@@ -481,11 +483,6 @@ def read_column_file(path: str, options: RecordOptions) -> Iterator[list[tuple[i
 def _is_boundary(line: str) -> bool:
     """Return whether a line of a column file is blank or marks the start of a document."""
     return not line.strip(" \t") or line.startswith("-DOCSTART-")
-
-
-def _collect(sequences: Iterable[Sequence[str]]) -> set[str]:
-    """Return the set of all tags in sequences of tags."""
-    return {tag for tags in sequences for tag in tags}
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
