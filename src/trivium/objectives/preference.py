@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -117,7 +117,11 @@ class ReferenceObjective(Alignment, GivenResponses):
         )
 
     def add_references(
-        self, data: EncodedExamples, lm: LanguageModel, map_over_ranks: MapOverRanks
+        self,
+        data: EncodedExamples,
+        lm: LanguageModel,
+        map_over_ranks: MapOverRanks,
+        show_progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Compute the reference log-probabilities of encoded examples, and set them as labels.
 
@@ -128,6 +132,7 @@ class ReferenceObjective(Alignment, GivenResponses):
             lm: the model at the start of the run.
             map_over_ranks: distributes the computation over the processes. All processes get all
                 results.
+            show_progress: called with the fraction that this process has computed of its part.
         """
         lm.module.eval()
 
@@ -136,7 +141,11 @@ class ReferenceObjective(Alignment, GivenResponses):
             chunks = np.split(
                 np.array(indices), range(_PAIRS_AT_ONCE, len(indices), _PAIRS_AT_ONCE)
             )
-            return [compute_pair_log_probabilities(data, chunk, lm)[0] for chunk in chunks]
+            results: list[np.ndarray] = []
+            for chunk in chunks:
+                results.append(compute_pair_log_probabilities(data, chunk, lm)[0])
+                show_progress(len(results) / len(chunks))
+            return results
 
         logq = map_over_ranks(compute, range(len(data)))
         labels = np.array(data.sequence_labels)

@@ -267,14 +267,19 @@ def _prepare_references(
     starting weights; None if reference models have been copied with their weights.
     """
     streams = [*batches.phases[-1].streams, *batches.validation]
+
+    def show_progress(share: float) -> None:
+        """Show which part of the references is computed."""
+        context.log.update_or_log(translated("progress.reference", share=share))
+
     for stream in streams:
         if isinstance(stream.objective, PolicyGradient) and stream.objective.reference is not None:
             assert not isinstance(weights, PartsStartingWeights)  # those of ELECTRA
             model.add_frozen(stream.objective.reference, weights)
         if isinstance(stream.objective, ReferenceObjective):
             assert isinstance(stream.data, EncodedExamples)
-            context.log.update(translated("progress.reference"))
-            stream.objective.add_references(stream.data, model.lm, model.map)
+            show_progress(0.0)
+            stream.objective.add_references(stream.data, model.lm, model.map, show_progress)
 
 
 def _enable_fast_kernels(context: RunContext, recipe: Recipe, module: Any) -> None:
