@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -143,3 +144,17 @@ def test_generator_and_discriminator_start_as_their_builder_makes_them(sharing: 
     if sharing == "tied":
         assert module.generator.tokens is module.discriminator.tokens
     torch.testing.assert_close(module.state_dict(), whole.state_dict(), rtol=0.0, atol=0.0)
+
+
+def test_a_base_without_a_generator_gives_both_its_token_embeddings(tmp_path: Path) -> None:
+    described = cast(TransformerSpec, presets["electra-tiny"].replace(vocab_size=301))
+    base = build(described, seed=9).state_dict()
+    module = build_with_generator(described, sharing="gradient-disentangled", device="meta")
+    copied = BaseWeights(base, base.keys())
+    discriminator = StartingWeights(described, 5, NO_TOKENIZER, copied)
+    recipe: Any = SimpleNamespace(model=SimpleNamespace(init_from=tmp_path))
+    build_weights_of_both(recipe, module, discriminator).load_into(module, CPU)
+    assert torch.equal(module.generator.tokens.weight, base["tokens.weight"])
+    assert not module.discriminator.tokens.weight.any()
+    state = module.discriminator.state_dict()
+    assert all(torch.equal(state[name], base[name]) for name in base.keys() - {"tokens.weight"})

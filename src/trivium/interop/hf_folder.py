@@ -133,7 +133,7 @@ def read_folder_weights(folder: Path) -> LazyTensors:
 
 
 @dataclass(frozen=True)
-class _StoredModel:
+class _OpenFolder:
     """The model in a Hugging Face folder, before its weights are read."""
 
     family: Family
@@ -142,7 +142,7 @@ class _StoredModel:
     weights: LazyTensors
 
 
-def _open_folder(folder: Path, *, on_meta: bool, allow_unknown_keys: bool) -> _StoredModel:
+def _open_folder(folder: Path, *, on_meta: bool, allow_unknown_keys: bool) -> _OpenFolder:
     """Read the config and the settings in a folder, and map its weight files. See `read_folder`."""
     options = read_json_object(folder / CONFIG)
     with _prefix_errors(folder):
@@ -171,7 +171,7 @@ def _open_folder(folder: Path, *, on_meta: bool, allow_unknown_keys: bool) -> _S
             return weights[name]
 
     named = LazyTensors({name: partial(read, name) for name in weights})
-    return _StoredModel(family, spec, settings, named)
+    return _OpenFolder(family, spec, settings, named)
 
 
 def write_folder(

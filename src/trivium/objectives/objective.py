@@ -180,7 +180,11 @@ class Objective(Choice, Config, ABC):
         return (spec,)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Build the module that is trained, with random weights."""
+        """Build the module that is trained, with random weights.
+
+        It is a `LanguageModule`, or ELECTRA's `GeneratorAndDiscriminator`. A run builds it on the
+        meta device.
+        """
         return build(spec, seed=seed, device=device)
 
     def models_to_save(self, module: nn.Module) -> dict[str, LanguageModule]:
@@ -195,13 +199,10 @@ class Objective(Choice, Config, ABC):
         return {}
 
     def untie_weights(self, module: nn.Module) -> None:
-        """Give each model in `module` its own copy of shared weights, for loading or saving.
+        """Give each model in `module` its own copy of shared weights, for saving.
 
         By default there are no shared weights, and nothing is done.
         """
-
-    def tie_weights(self, module: nn.Module) -> None:
-        """Tie the shared weights of the models in `module`; the inverse of `untie_weights`."""
 
     def decoder_start_id(self, vocabulary: Vocabulary) -> int | None:
         """Return the decoder start token id of an encoder-decoder, or None for other models."""

@@ -129,18 +129,10 @@ class ReplacedToken(TokenMasking):
     def untie_weights(self, module: nn.Module) -> None:
         """Give generator and discriminator separate copies of the weights that they share.
 
-        This is needed before loading or saving.
+        This is needed before saving.
         """
         assert isinstance(module, GeneratorAndDiscriminator)
         module.untie_weights()
-
-    def tie_weights(self, module: nn.Module) -> None:
-        """Tie the weights that `untie_weights` has separated.
-
-        In training, generator and discriminator share these weights.
-        """
-        assert isinstance(module, GeneratorAndDiscriminator)
-        module.tie_weights()
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens for the generator. Returns a batch with input_ids and labels, [B, T] each.
