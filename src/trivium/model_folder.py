@@ -228,7 +228,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
         if not has_checkpoints:
             raise CheckpointError(f"{path}: {problem}. Write or download the model again.")
         warnings.warn(f"{path}: {problem}; using its last checkpoint.", stacklevel=2)
-    checkpoint = find_last_good_checkpoint(folder, find_problem, warnings.warn)
+    checkpoint = find_last_good_checkpoint(checkpoints(folder), find_problem, warnings.warn)
     if checkpoint is not None:
         return checkpoint
     if has_checkpoints:
@@ -256,14 +256,16 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def find_last_good_checkpoint(
-    folder: Path, find_problem: Callable[[Path], str | None], warn: Callable[[str], None]
+    newest_first: Iterable[Path],
+    find_problem: Callable[[Path], str | None],
+    warn: Callable[[str], None],
 ) -> Path | None:
-    """Return the newest undamaged checkpoint in `folder`, or None if there is none.
+    """Return the first undamaged checkpoint, or None if there is none.
 
     `find_problem` describes the damage of a checkpoint, or returns None if the checkpoint is good.
     `warn` is called with a message for each damaged checkpoint that is skipped.
     """
-    for checkpoint in checkpoints(folder):
+    for checkpoint in newest_first:
         problem = find_problem(checkpoint)
         if problem is None:
             return checkpoint
@@ -285,14 +287,33 @@ def find_damage(
         required: patterns of file names. It is a problem if no file with a checksum matches one.
     """
     try:
+        return find_damaged_file(folder, read_checksums(folder, patterns, required))
+    except CheckpointError as error:
+        return str(error)
+
+
+def read_checksums(
+    folder: Path, patterns: Sequence[str], required: Iterable[str]
+) -> dict[str, str]:
+    """Return name -> digest of the files in a `checksums.json` that match a pattern.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or no file matches a pattern in `required`.
+    """
+    try:
         checksums = dict(read_json(folder / CHECKSUMS))
         names = [name for one in patterns for name in fnmatch.filter(checksums, one)]
         expected = {name: str(checksums[name]) for name in names}
     except (DataError, TypeError, ValueError):
-        return f"{CHECKSUMS} is missing or damaged"
+        raise CheckpointError(f"{CHECKSUMS} is missing or damaged") from None
     if missing := [one for one in required if not fnmatch.filter(expected, one)]:
-        return f"{CHECKSUMS} does not list {missing[0]}"
-    for name, digest in expected.items():
+        raise CheckpointError(f"{CHECKSUMS} does not list {missing[0]}")
+    return expected
+
+
+def find_damaged_file(folder: Path, digests: Mapping[str, str]) -> str | None:
+    """Compare files in a folder with their digests. Returns the first problem, or None."""
+    for name, digest in digests.items():
         if not is_file_name(name):
             return f"{CHECKSUMS} names {name!r}, which is no file of this folder"
         try:

@@ -21,14 +21,16 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
+from trivium import model_folder
 from trivium.errors import RecipeError
+from trivium.files import has_sha256, read_json
 from trivium.interop.tensor_files import read_shards, write_safetensors
 from trivium.language_model import LanguageModel
 from trivium.model_folder import write_checksums
 from trivium.objectives.causal import Causal
 from trivium.progress import ProgressLine
 from trivium.train import checkpoint, hardware
-from trivium.train.checkpoint import Checkpoints
+from trivium.train.checkpoint import Checkpoints, verify_checkpoint
 from trivium.train.distributed import SINGLE_PROCESS, Parallel, join_processes, parallelize_step
 from trivium.train.loader import Loader
 from trivium.train.loss_scale import LossScale
@@ -232,8 +234,29 @@ def assert_one_number_is_restored(
         restored.step()
         torch.testing.assert_close(gather_weights(fresh), after, rtol=0.0, atol=0.0)
         parallel.barrier()
+        check_verification(newest, parallel)
         if parallel.is_main:
             join_files(newest)
+        parallel.barrier()
+
+
+def check_verification(checkpoint: Path, parallel: Parallel) -> None:
+    """Every file is read by one process, and all processes learn of the damage."""
+    names = list(read_json(checkpoint / "checksums.json"))
+    with mock.patch.object(model_folder, "has_sha256", wraps=has_sha256) as compared:
+        assert verify_checkpoint(checkpoint, parallel) is None
+    assert sum(parallel.gather_results([compared.call_count])) == len(names)
+    assert compared.call_count <= -(-len(names) // parallel.size)
+    for name in names:
+        content = (checkpoint / name).read_bytes()
+        parallel.barrier()
+        if parallel.is_main:
+            (checkpoint / name).write_bytes(content + b"x")
+        parallel.barrier()
+        problem = f"{name} does not match its checksum"
+        assert verify_checkpoint(checkpoint, parallel) == problem
+        if parallel.is_main:
+            (checkpoint / name).write_bytes(content)
         parallel.barrier()
 
 

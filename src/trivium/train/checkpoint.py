@@ -66,8 +66,9 @@ from trivium.model_folder import (
     WEIGHT_FILES,
     WEIGHTS,
     checkpoints,
-    find_damage,
+    find_damaged_file,
     find_last_good_checkpoint,
+    read_checksums,
     write_checksums,
 )
 from trivium.progress import ProgressLine
@@ -129,24 +130,47 @@ def find_checkpoint_to_resume(
     no valid checkpoint.
     """
     checkpoint = find_last_good_checkpoint(
-        folder, lambda one: verify_checkpoint(one) if verify else None, warn
+        checkpoints(folder), lambda one: verify_checkpoint(one) if verify else None, warn
     )
-    if checkpoint is not None:
-        return checkpoint
+    if checkpoint is None:
+        raise _make_resume_error(folder)
+    return checkpoint
+
+
+def _make_resume_error(folder: Path) -> CheckpointError:
+    """Return the error that a folder of checkpoints contains no valid checkpoint."""
     damaged = any(checkpoints(folder))
     problem = "all of its checkpoints are damaged" if damaged else "it has no checkpoint yet"
-    raise CheckpointError(
+    return CheckpointError(
         f"{folder.parent} cannot be resumed: {problem}. Start again with --overwrite, which "
         "replaces the run, or choose another --out."
     )
 
 
-def verify_checkpoint(checkpoint: Path) -> str | None:
+def verify_checkpoint(checkpoint: Path, parallel: Parallel = SINGLE_PROCESS) -> str | None:
     """Verify the checksums of a checkpoint's files.
 
+    If there are several processes, all must call this function, and each reads some of the files.
     Returns a description of the first problem, or None if the checkpoint is valid.
     """
-    return find_damage(checkpoint, ["*"], required=(WEIGHT_FILES, OPTIMIZER_FILES, STATE))
+    required, problems = (WEIGHT_FILES, OPTIMIZER_FILES, STATE), list[str]()
+    digests: list[tuple[str, str]] = []
+    if parallel.is_main:
+        try:
+            digests = [*read_checksums(checkpoint, ["*"], required).items()]
+        except CheckpointError as error:
+            problems = [str(error)]
+    digests = parallel.gather_results(digests)
+    # Neighbours have the same size, so that every process reads about as many bytes.
+    in_turn = [one for rank in range(parallel.size) for one in digests[rank :: parallel.size]]
+
+    def verify(own: Sequence[tuple[str, str]]) -> list[str]:
+        """Return the first problem of some files, in a list."""
+        problem = find_damaged_file(checkpoint, dict(own))
+        return [] if problem is None else [problem]
+
+    problems = parallel.gather_results(problems) + parallel.map(verify, in_turn)
+    return problems[0] if problems else None
 
 
 def restore(
@@ -289,12 +313,7 @@ class Checkpoints:
             return restore(
                 self.folder, model, optimizers, warn, carried=self.carried, verify=verify
             )
-        step = -1
-        if self.parallel.is_main:
-            newest = find_checkpoint_to_resume(self.folder, warn, verify=verify)
-            step = int(newest.name.removeprefix("step-"))
-        [step] = self.parallel.all_reduce_max(step)
-        checkpoint = self.folder / f"step-{int(step):08}"
+        checkpoint = self._find_newest(warn, verify=verify)
         state, tensors = read_state(checkpoint), model.state_dict()
         try:
             moments = _allocate_optimizer_state(checkpoint, model)
@@ -311,6 +330,26 @@ class Checkpoints:
         except (KeyError, RuntimeError, ValueError, CheckpointException) as error:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
+
+    def _find_newest(self, warn: Callable[[str], None], *, verify: bool) -> Path:
+        """Return the newest valid checkpoint, the same on every process.
+
+        `warn` is called on the main process, which alone reads the names of the checkpoints: the
+        other machines may see an older state of the folder.
+        """
+        parallel = self.parallel
+        names = [one.name for one in checkpoints(self.folder)] if parallel.is_main else []
+        newest_first = [self.folder / name for name in parallel.gather_results(names)]
+        newest = find_last_good_checkpoint(
+            newest_first,
+            lambda one: verify_checkpoint(one, parallel) if verify else None,
+            warn if parallel.is_main else lambda _: None,
+        )
+        if newest is None and parallel.is_main:
+            raise _make_resume_error(self.folder)
+        parallel.barrier()  # an error on the other processes if the main process has ended
+        assert newest is not None
+        return newest
 
     def save_weights(self, folder: Path, model: nn.Module) -> None:
         """Write the weights of a model to a new folder, atomically, and wait until it is complete.

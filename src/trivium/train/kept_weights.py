@@ -145,7 +145,7 @@ def load_average_weights(saved: Checkpoints, module: nn.Module, count: int) -> N
     Source: Vaswani et al. 2017, section 6.1.
     """
     paths = list(checkpoints(saved.folder))
-    problems = saved.parallel.map(lambda own: [*map(verify_checkpoint, own)], paths)
+    problems = [verify_checkpoint(path, saved.parallel) for path in paths]
     good = [path for path, problem in zip(paths, problems, strict=True) if problem is None][:count]
     total: dict[str, Tensor] = {}
     for checkpoint in good:
