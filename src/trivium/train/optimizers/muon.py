@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained_parameters
@@ -23,6 +23,9 @@ _EMBEDDING_RATE = 16.0
 _COEFFICIENTS, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
 # The maximum number of elements of matrices of equal shape that are orthogonalized together.
 _STACKED = 1 << 24
+
+Place = tuple[tuple[int, int], tuple[int, int]]
+"""The place of a shard in a matrix: its first row and the end, its first column and the end."""
 
 
 class Muon(Optimizer):
@@ -87,9 +90,9 @@ class MatrixMuon(torch.optim.Optimizer):
     high: their ratio of height to width is the same in models of all widths, as long as d_ff and
     the heads grow with the width. Without sharding, the updates are those of `torch.optim.Muon`.
 
-    With sharding, the momentum of a matrix is gathered on every process. One process orthogonalizes
-    the momentum and broadcasts the update. Different processes do this for different matrices.
-    Matrices of equal shape are updated together.
+    With several processes, every matrix has an owner. The processes send their shards of the
+    momentum to the owner, which orthogonalizes it and sends each process its shard of the update.
+    Matrices of equal shape are updated together, with one collective in each direction.
 
     Args:
         groups: the parameter groups, which contain only matrices. A group may have its own learning
@@ -114,6 +117,7 @@ class MatrixMuon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.precision = precision
+        self._places: dict[Any, list[Place]] = {}
         self.orthogonalize = orthogonalize
         if compiled:
             self.orthogonalize = torch.compile(orthogonalize, dynamic=True)
@@ -121,39 +125,42 @@ class MatrixMuon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         """Update every matrix that has a gradient."""
-        by_shape: dict[tuple[int, ...], list[tuple[Tensor, dict[str, Any]]]] = defaultdict(list)
+        by_shape: dict[Any, list[tuple[Tensor, dict[str, Any]]]] = defaultdict(list)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    by_shape[tuple(weight.shape)].append((weight, group))
-        for shape, weights in by_shape.items():
+                    placements = getattr(weight, "placements", None)
+                    by_shape[tuple(weight.shape), placements].append((weight, group))
+        for (shape, _), weights in by_shape.items():
             most = max(1, _STACKED // (shape[0] * shape[1])) * _get_rank_and_world_size()[1]
             count = -(-len(weights) // -(-len(weights) // most))  # stacks of nearly equal size
             for first in range(0, len(weights), count):
                 self._update_matrices(weights[first : first + count])
 
     def _update_matrices(self, weights: list[tuple[Tensor, dict[str, Any]]]) -> None:
-        """Update matrices of the same shape, given as pairs of a weight and its parameter group."""
-        rank, size = _get_rank_and_world_size()
-        own: list[Tensor] = []
-        updates = self._update_momenta([weight for weight, _ in weights])
-        for number, ((weight, _), update) in enumerate(zip(weights, updates, strict=True)):
-            whole = _gather_like(weight, update)  # a collective: all processes call it
-            if number % size == rank:
-                own.append(whole)
-        steps = iter(self._orthogonalize_momenta(torch.stack(own)) if own else ())
+        """Update matrices of the same shape and placements, given as pairs of weight and group."""
+        places = self._find_places(weights[0][0])
+        momenta = self._update_momenta([weight for weight, _ in weights])
+        own = _send_to_owners(momenta, weights[0][0], places)
+        steps = self._orthogonalize_momenta(torch.stack(own)) if own else None
+        local = [_to_local(weight) for weight, _ in weights]
         decays = [1 - group["lr"] * group["weight_decay"] for _, group in weights]
-        torch._foreach_mul_([_to_local(weight) for weight, _ in weights], decays)  # type: ignore
-        for number, (weight, group) in enumerate(weights):
+        torch._foreach_mul_(local, decays)  # type: ignore
+        empty = torch.empty(0, dtype=self.precision, device=local[0].device)
+        updates = _send_from_owners(empty if steps is None else steps, len(weights), places)
+        for (weight, group), shard, update in zip(weights, local, updates, strict=True):
             height, width = weight.shape
-            if number % size == rank:
-                step = next(steps)
-            else:
-                step = torch.empty(weight.shape, dtype=self.precision, device=weight.device)
-            if size > 1:
-                dist.broadcast(step, number % size)
-            rate = group["lr"] * max(1, height / width) ** 0.5
-            weight.add_(_shard_like(weight, step), alpha=-rate)
+            shard.add_(update, alpha=-group["lr"] * max(1, height / width) ** 0.5)
+
+    def _find_places(self, weight: Tensor) -> list[Place]:
+        """Return the place of the shard of every process in matrices like `weight`."""
+        key = tuple(weight.shape), getattr(weight, "placements", None)
+        if key not in self._places:
+            own = _find_own_place(weight)
+            self._places[key] = places = [own] * _get_rank_and_world_size()[1]
+            if len(places) > 1:
+                dist.all_gather_object(places, own)
+        return self._places[key]
 
     def _orthogonalize_momenta(self, momenta: Tensor) -> Tensor:
         """Orthogonalize momenta [n, height, width] in `precision`. Returns the updates."""
@@ -208,29 +215,88 @@ def _to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _gather_like(weight: Tensor, shard: Tensor) -> Tensor:
-    """Gather a tensor on every process, given this process's shard.
-
-    The tensor is sharded like `weight`. If `weight` is not sharded, `shard` is returned unchanged.
-    """
+def _find_own_place(weight: Tensor) -> Place:
+    """Return the rows and columns of a matrix that are the shard of this process."""
     if not isinstance(weight, DTensor):
-        return shard
-    mesh, shape = weight.device_mesh, weight.shape
-    return DTensor.from_local(
-        shard, mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
-    ).full_tensor()
+        return (0, weight.shape[0]), (0, weight.shape[1])
+    ranges: list[tuple[int, int]] = []
+    for dim, size in enumerate(weight.shape):
+        # The placements of a vector of indices that is sharded like this dimension.
+        placements: list[Placement] = [
+            Replicate() if getattr(one, "dim", None) != dim else one if dim == 0 else Shard(0)
+            for one in weight.placements
+        ]
+        indices = torch.arange(size, device=weight.device)
+        own = distribute_tensor(indices, weight.device_mesh, placements, src_data_rank=None)
+        part = own.to_local().tolist()
+        ranges.append((part[0], part[-1] + 1) if part else (0, 0))
+    return ranges[0], ranges[1]
 
 
-def _shard_like(weight: Tensor, tensor: Tensor) -> Tensor:
-    """Shard a replicated tensor with the placements of `weight`. Returns a DTensor.
+def _send_to_owners(
+    shards: Sequence[Tensor], weight: Tensor, places: Sequence[Place]
+) -> list[Tensor]:
+    """Send shards of n matrices like `weight` to their owners. All processes call this function.
 
-    If `weight` is not sharded, the tensor is returned unchanged.
+    The owner of matrix i is process i modulo the number of processes. Returns the whole matrices of
+    this process. If several processes have the same shard, the first of them sends it.
     """
-    if not isinstance(weight, DTensor):
-        return tensor
-    mesh = weight.device_mesh
-    copies = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return copies.redistribute(placements=weight.placements)
+    rank, size = _get_rank_and_world_size()
+    if not isinstance(weight, DTensor):  # every process has all matrices
+        return list(shards[rank::size])
+    is_sender = [places.index(place) == number for number, place in enumerate(places)]
+    nothing = shards[0].new_empty(0)
+    sent = [
+        torch.cat([nothing, *(shard.flatten() for shard in shards[owner::size])])
+        if is_sender[rank]
+        else nothing
+        for owner in range(size)
+    ]
+    own = [shards[0].new_empty(weight.shape) for _ in shards[rank::size]]
+    sizes = [len(own) * _count_elements(place) for place in places]
+    received = _all_to_all(sent, [n if sends else 0 for n, sends in zip(sizes, is_sender)])
+    for part, sends, ((top, bottom), (left, right)) in zip(received, is_sender, places):
+        if sends:
+            parts = part.view(len(own), bottom - top, right - left)
+            for whole, shard in zip(own, parts, strict=True):
+                whole[top:bottom, left:right] = shard
+    return own
+
+
+def _send_from_owners(updates: Tensor, count: int, places: Sequence[Place]) -> list[Tensor]:
+    """Send each process its shards of `count` updates. All processes call this function.
+
+    `updates` are the whole updates of the matrices that this process owns (see `_send_to_owners`);
+    an empty tensor if it owns none. Returns the shards of this process, in the order of the
+    matrices.
+    """
+    rank, size = _get_rank_and_world_size()
+    if size == 1:
+        return list(updates)
+    sent = [
+        updates[:, top:bottom, left:right].flatten() if len(updates) else updates
+        for (top, bottom), (left, right) in places
+    ]
+    owned = [len(range(owner, count, size)) for owner in range(size)]
+    received = _all_to_all(sent, [n * _count_elements(places[rank]) for n in owned])
+    (top, bottom), (left, right) = places[rank]
+    shards = [updates] * count
+    for owner, part in enumerate(received):
+        shards[owner::size] = part.view(owned[owner], bottom - top, right - left).unbind()
+    return shards
+
+
+def _all_to_all(sent: Sequence[Tensor], sizes: list[int]) -> Sequence[Tensor]:
+    """Send the vector `sent[i]` to process i. Returns the vectors from all, of the given sizes."""
+    received = sent[0].new_empty(sum(sizes))
+    dist.all_to_all_single(received, torch.cat(list(sent)), sizes, [len(one) for one in sent])
+    return received.split(sizes)
+
+
+def _count_elements(place: Place) -> int:
+    """Return the number of elements of a shard."""
+    (top, bottom), (left, right) = place
+    return (bottom - top) * (right - left)
 
 
 def _get_query_lr_factors(model: nn.Module) -> dict[str, float]:
