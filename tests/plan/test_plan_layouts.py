@@ -191,6 +191,19 @@ def test_the_table_shows_every_layout_and_marks_the_chosen_one(capsys):
     assert "fsdp, checkpointing" in out
 
 
+def test_gradients_are_reduced_once_only_where_the_network_is_slow():
+    gpu = GPUS["a100-80g"]
+    for bandwidth, expected in ((gpu.network_bandwidth, False), (1e9, True)):
+        slow = replace(gpu, network_bandwidth=bandwidth)
+        steps = Workload(presets["llama-7b"], 2048, 4e6, slow, 16).list_steps()
+        best = max((s for s in steps if not s.problem), key=lambda s: s.tokens_per_second_per_gpu)
+        assert best.layout.reduce_once == expected
+    each = Step(best.work, replace(best.layout, reduce_once=False))
+    more = best.memory["gradients"] - each.memory["gradients"]
+    assert more == pytest.approx(4 * best.work.sizes.parameters / best.layout.tensor)
+    assert best.communication["data"] < each.communication["data"]
+
+
 def test_what_sharding_tensor_parallelism_and_checkpointing_save():
     work = Workload(presets["llama-7b"], 2048, 4e6, GPUS["a100-80g"], 16)
     whole, sharded = Step(work, Layout("ddp")), Step(work, Layout("fsdp"))

@@ -20,6 +20,7 @@ from small_models import small_model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
+from torch.profiler import ProfilerActivity, profile
 
 from trivium import model_folder
 from trivium.errors import RecipeError
@@ -44,7 +45,12 @@ from trivium.workflows import run_evaluation
 from trivium.workflows.run_evaluation import RunEvaluation
 
 Build = Callable[[nn.Module], list[torch.optim.Optimizer]]
-LAYOUTS = [{"data": "ddp"}, {"data": "fsdp"}, {"data": "fsdp", "replicas": 2}]
+LAYOUTS: list[dict[str, Any]] = [
+    {"data": "ddp"},
+    {"data": "fsdp"},
+    {"data": "fsdp", "reduce_once": True},
+    {"data": "fsdp", "replicas": 2},
+]
 
 
 @pytest.mark.slow
@@ -77,6 +83,8 @@ def work(rank: int, size: int, port: int, folder: str) -> None:
         assert_same_steps(parallel, config, sgd)
         assert_same_steps(parallel, config, muon, unfreezes=True)
         assert_trains_in_float16(parallel, config)
+        if config.reduce_once:
+            assert_reduces_once(parallel, config)
     assert_matrices_are_divided(parallel)
     for number, (kind, on_cpu) in enumerate(((torch.optim.AdamW, False), (torch.optim.SGD, True))):
         with mock.patch.object(checkpoint, "_is_on_cpu", lambda _, value=on_cpu: value):
@@ -164,7 +172,7 @@ def records_of(
     schedule = {"kind": "constant", "warmup": 0}
     recipe = load_recipe(
         "gpt2-tiny", {"train": train, "schedule": schedule, "optimizer": {"lr": 0.1}}
-    )
+    ).replace(parallel=config)
     records = Records()
     unfreezing = GradualUnfreezing(model, 0.6) if unfreezes else None
     trainer = Trainer(
@@ -173,6 +181,19 @@ def records_of(
     )  # fmt: skip
     trainer.train(TrainState(loss_scale=scale))
     return records.records
+
+
+def assert_reduces_once(parallel: Parallel, config: ParallelConfig) -> None:
+    """Once per step and FSDP module, in place of once per micro-batch."""
+    counts: list[int] = []
+    for reduce_once in (True, False):
+        model: Any = small_model("llama")
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            records = records_of(model, parallel, config.replace(reduce_once=reduce_once), sgd)
+        events = profiler.key_averages()
+        counts.append(sum(one.count for one in events if "_reduce_scatter_base_" in one.key))
+    modules = 1 + len(list(model.blocks))  # the root has what is outside of the blocks
+    assert counts[0] == len(records) * modules < counts[1]
 
 
 def assert_matrices_are_divided(parallel: Parallel) -> None:

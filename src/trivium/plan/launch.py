@@ -115,6 +115,8 @@ def _list_settings(plan: TrainingPlan, *, labelled: bool) -> list[str]:
         settings += [f"parallel.tensor={layout.tensor}", "parallel.sequence=true"]
     if layout.context > 1:
         settings.append(f"parallel.context={layout.context}")
+    if layout.reduce_once:
+        settings.append("parallel.reduce_once=true")
     if layout.activation_checkpointing:
         settings.append("parallel.activation_checkpointing=true")
     return settings

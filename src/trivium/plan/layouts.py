@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -113,6 +113,11 @@ class Workload:
         only with activation checkpointing.
         """
         steps = [Step(self, layout) for layout in self._iter_layouts()]
+        steps += [
+            Step(self, replace(step.layout, reduce_once=True))
+            for step in steps
+            if step.is_limited_by_reductions
+        ]
         keeping = [step for step in steps if not step.layout.activation_checkpointing]
         if all(step.problem for step in keeping):
             steps += [Step(self, layout) for layout in self._iter_context_layouts()]
@@ -214,6 +219,14 @@ class Step:
     def first_host_bytes(self) -> float:
         """The peak host memory of the first process in bytes, which saves the whole model."""
         return max(self.host_bytes, 4.0 * self.work.sizes.parameters)
+
+    @property
+    def is_limited_by_reductions(self) -> bool:
+        """Whether the step waits for gradients that FSDP reduces after every micro-batch."""
+        if self.problem or self.layout.data != "fsdp" or self.micro_batches == 1:
+            return False
+        *own, data = self.seconds.values()
+        return data > sum(own)
 
     @property
     def problem(self) -> str | None:
@@ -347,7 +360,8 @@ class Step:
         With "ddp", float32 gradients are all-reduced once per step, which sends each of them twice.
         With "fsdp", every micro-batch all-gathers the weights for the forward pass and again for
         the backward pass, and reduce-scatters float32 gradients (Rajbhandari et al. 2020, section
-        7). Weights outside of the blocks are gathered only once per micro-batch, in float32.
+        7), unless they are reduced once per step. Weights outside of the blocks are gathered only
+        once per micro-batch, in float32.
         """
         sizes, trained = self.work.sizes, self.work.trained
         shards = self.work.gpus // self.layout.tensor
@@ -356,7 +370,9 @@ class Step:
             return 8 * trained * sizes.parameters * share
         in_blocks = sizes.parameters - sizes.outside
         gathered = 4 * sizes.outside + 2 * self.work.precision.itemsize * in_blocks
-        return (gathered + 4 * trained * sizes.parameters) * share * self.micro_batches
+        reductions = 1 if self.layout.reduce_once else self.micro_batches
+        reduced = 4 * trained * sizes.parameters * reductions
+        return (gathered * self.micro_batches + reduced) * share
 
     @property
     def _data_parallel_bandwidth(self) -> float:

@@ -349,15 +349,19 @@ def parallelize_step(
     return train_step.to(device)
 
 
-def gradient_sync(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+def gradient_sync(
+    train_step: nn.Module, *, is_last: bool, reduce_once: bool
+) -> AbstractContextManager[None]:
     """Return a context manager for the forward and backward pass of a micro-batch.
 
     It controls when gradients are communicated. DDP all-reduces the gradients only in the last
-    micro-batch of a step (`is_last`). FSDP reduce-scatters the gradients in every micro-batch,
-    since a full copy of the gradients does not fit in the memory of one process. With HSDP, the
-    replicas all-reduce them only in the last micro-batch.
+    micro-batch of a step (`is_last`). FSDP reduce-scatters the gradients in every micro-batch, so
+    that no process needs memory for a full copy of them, or, with `reduce_once`, only in the last
+    one. With HSDP, the replicas all-reduce them only in the last micro-batch.
     """
     if isinstance(train_step, FSDPModule):
+        if reduce_once:
+            train_step.set_requires_gradient_sync(is_last)
         train_step.set_requires_all_reduce(is_last)
     is_ddp = isinstance(train_step, DistributedDataParallel)
     return train_step.no_sync() if is_ddp and not is_last else nullcontext()

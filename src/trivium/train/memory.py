@@ -51,13 +51,15 @@ class Layout:
     tensor: int = 1
     activation_checkpointing: bool = False
     context: int = 1
+    reduce_once: bool = False
 
     def __str__(self) -> str:
         """Return the layout as text, such as "fsdp x tensor 2, checkpointing"."""
         tensor = f" x tensor {self.tensor}" if self.tensor > 1 else ""
         context = f" x context {self.context}" if self.context > 1 else ""
         checkpointing = ", checkpointing" if self.activation_checkpointing else ""
-        return f"{self.data}{tensor}{context}{checkpointing}"
+        reduction = ", one reduction" if self.reduce_once else ""
+        return f"{self.data}{tensor}{context}{checkpointing}{reduction}"
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def training_memory(
         "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
         "activations": kept * rows * own_length / tensor,
     }
+    if layout.data == "fsdp" and layout.reduce_once:  # whole gradients, then the shards of them
+        memory["gradients"] += 4 * trained * sizes.parameters / tensor
     if layout.context > 1:  # keys and values of the other processes, kept for the backward pass
         gathered = gathered_numel(spec) * item * rows * (length - own_length)
         layers = spec.stacks[0].num_layers if layout.activation_checkpointing else 1
@@ -356,7 +360,11 @@ class _Estimate:
         state |= {"labelled": labelled, "gpus": parallel.size // config.replicas}
         state |= {"precision": precision, "device": device.type}
         layout = Layout(
-            "ddp", config.tensor, config.activation_checkpointing, context=config.context
+            "ddp",
+            config.tensor,
+            config.activation_checkpointing,
+            context=config.context,
+            reduce_once=config.reduce_once,
         )
         return cls(specs, length, most_rows, free, layout, state)
 

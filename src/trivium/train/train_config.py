@@ -197,6 +197,11 @@ class ParallelConfig(Config):
         description="with fsdp: groups of processes, such as machines, that each have all shards "
         "and sum their gradients once per step (HSDP)",
     )
+    reduce_once: bool = Field(
+        False,
+        description="with fsdp: keep whole gradients during a step and reduce them once, not after "
+        "every micro-batch; needs 4 bytes per parameter more",
+    )
     sequence: bool = Field(
         False, description="with tensor: also shard the residual stream (sequence parallelism)"
     )
@@ -214,6 +219,10 @@ class ParallelConfig(Config):
         """Raise ValueError if the keys do not go together, or a key that they need is missing."""
         if self.data == "ddp" and max(self.tensor, self.replicas) > 1:
             raise ValueError('tensor or replicas > 1 goes with data = "fsdp": leave data out')
+        if self.data == "ddp" and self.reduce_once:
+            raise ValueError(
+                'reduce_once goes with data = "fsdp": ddp reduces gradients once per step anyway'
+            )
         if self.context > 1 and self.tensor > 1:
             raise ValueError(
                 "context > 1 cannot be combined with tensor > 1: leave one of them out"

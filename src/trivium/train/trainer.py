@@ -561,7 +561,9 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     for place, (number, weight) in enumerate(batch.micro_batch_weights, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
         tensors = _copy_to_device(trainer, batch, place - 1, trainer.carried)
-        with gradient_sync(train_step, is_last=place == len(batch.micro_batch_weights)):
+        is_last = place == len(batch.micro_batch_weights)
+        reduce_once = trainer.recipe.parallel.reduce_once
+        with gradient_sync(train_step, is_last=is_last, reduce_once=reduce_once):
             with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
                 losses: LossTerms = train_step(objective, tensors)
             mean = sum(
