@@ -368,7 +368,7 @@ def read_model(folder: Path, *, on_meta: bool = False) -> LanguageModule:
 
 
 def read_weights(folder: Path, spec: Spec, *, on_meta: bool = False) -> LazyTensors:
-    """Return the weights of a model in a folder, each of which is read when it is looked up.
+    """Return the weights of a model in a folder. A weight is read when it is looked up.
 
     Weights in a single file are memory-mapped, and shards are joined in memory. If the weights
     contain an ELECTRA generator and discriminator, only those of the discriminator are returned.

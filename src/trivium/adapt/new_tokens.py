@@ -41,7 +41,7 @@ def extend_vocabulary(
 def extend_weights(
     module: LanguageModule, weights: Mapping[str, Tensor], pieces: Mapping[int, Sequence[int]]
 ) -> LazyTensors:
-    """Return weights with rows for new tokens, each of which is extended when it is looked up.
+    """Return weights with rows for new tokens. A weight is extended when it is looked up.
 
     Args:
         module: a model with the names and shapes of the weights. It may be on the meta device.

@@ -19,7 +19,7 @@ _EXPONENT_BIAS = 127
 
 
 def unpack_mxfp4(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the tensors of a file, of which MXFP4 matrices are unpacked when they are looked up.
+    """Return the tensors of a file. An MXFP4 matrix is unpacked when it is looked up.
 
     The matrices get the dtype of the file's other numbers, which is bfloat16 in published files.
 
